@@ -10,9 +10,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sglang_prefill_ext.attention.inputs import Held, HeldKV, LayerInputs, check_inputs, gather_held
-from sglang_prefill_ext.attention.merge import finish_dense
-from sglang_prefill_ext.attention.partial import TokenGrid, in_token_order, partial_attention
+from sglang_prefill_ext.attention.inputs import (
+    Held,
+    HeldKV,
+    LayerInputs,
+    TokenGrid,
+    check_inputs,
+    gather_held,
+    in_token_order,
+)
+from sglang_prefill_ext.attention.partial import finish_dense, partial_attention
 from sglang_prefill_ext.attention.shared_prefix import PackedAttention
 from sglang_prefill_ext.attention.windowed import WindowedAttention
 from sglang_prefill_ext.layout.last_token_plan import RowBatch, plan_readout

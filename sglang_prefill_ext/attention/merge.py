@@ -1,13 +1,7 @@
-"""Merge partial attention results by their log-sum-exp; merge in prefixes, then sinks."""
-
-from collections.abc import Iterable
+"""Merge partial attention results by their log-sum-exp, and join sinks to the merged ones."""
 
 import torch
 from torch import Tensor
-
-from sglang_prefill_ext.attention.inputs import Held, LayerInputs
-from sglang_prefill_ext.attention.partial import partial_attention
-from sglang_prefill_ext.layout.dense_plan import PrefixSpan
 
 
 def merge_states(
@@ -56,42 +50,3 @@ def join_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> None:
     Source: attention sinks (Xiao et al. 2024) as gpt-oss has them.
     """
     out.mul_(torch.sigmoid(lse - sinks.float()).unsqueeze(-1))
-
-
-def finish_dense(
-    spans: Iterable[PrefixSpan], out: Tensor, lse: Tensor, inputs: LayerInputs, held: Held
-) -> Tensor:
-    """Merge the prefixes, and then the sinks, into the attention of queries, in place.
-
-    Args:
-        out: `[Q, H, Dv]`: attention of the queries over the keys of their own calls; becomes that
-            over all keys.
-        lse: `[Q, H]` float32: its log-sum-exp; becomes that of all keys without the sinks.
-
-    Returns:
-        `out`.
-    """
-    variant = inputs.variant
-    for span in spans:
-        keys, values = _prefix_of(span, inputs, held)
-        queries = span.queries
-        part_out, part_lse = partial_attention(
-            *(inputs.q[queries][None], keys[None], values[None], inputs.scale),
-            soft_cap=variant.soft_cap,
-        )
-        merged = merge_states(out[queries], lse[queries], part_out[0], part_lse[0])
-        out[queries], lse[queries] = merged
-    if variant.sinks is not None:
-        join_sinks(out, lse, variant.sinks)
-    return out
-
-
-def _prefix_of(span: PrefixSpan, inputs: LayerInputs, held: Held) -> tuple[Tensor, Tensor]:
-    """Keys `[P, KH, D]` and values `[P, KH, Dv]` of the prefix that a span sees."""
-    pair = held[span.group]
-    fresh_k, fresh_v = inputs.k[span.fresh], inputs.v[span.fresh]
-    if pair is None:
-        return fresh_k, fresh_v
-    if not fresh_k.shape[0]:
-        return pair
-    return torch.cat([pair[0], fresh_k]), torch.cat([pair[1], fresh_v])

@@ -1,4 +1,4 @@
-"""Dense attention calls over a part of the keys, with their log-sum-exp, on grids of tokens.
+"""Dense attention calls over a part of the keys, with their log-sum-exp, and over prefixes behind.
 
 Shapes: B sequences of M queries and K keys; H query heads that share KH key heads (H % KH == 0);
 head sizes D (query, key) and Dv (value).
@@ -6,68 +6,15 @@ head sizes D (query, key) and Dv (value).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from sglang_prefill_ext.attention.inputs import Held, LayerInputs
+from sglang_prefill_ext.attention.merge import join_sinks, merge_states
 from sglang_prefill_ext.errors import PackingError
-
-
-class TokenGrid:
-    """A rectangle `[B, N]` of token indices; if they are consecutive, `gather` is a view."""
-
-    def __init__(self, index: NDArray[np.int64], device: torch.device) -> None:
-        flat = index.reshape(-1)
-        self._shape = index.shape
-        self._start = int(flat[0])
-        self.is_contiguous = bool((flat == np.arange(flat[0], flat[0] + flat.size)).all())
-        """Whether the rectangle is a view of the flat tokens."""
-        self._index = None if self.is_contiguous else torch.from_numpy(flat).to(device)
-
-    def gather(self, tokens: Tensor) -> Tensor:
-        """`[B, N, ...]` from `[tokens, ...]`."""
-        picked = self._flat(tokens) if self._index is None else tokens.index_select(0, self._index)
-        return picked.view(*self._shape, *tokens.shape[1:])
-
-    def scatter(self, values: Tensor, tokens: Tensor) -> None:
-        """Write `[B, N, ...]` to `[tokens, ...]`; if an index repeats, any of its values stays."""
-        if self._index is None:
-            self._flat(tokens).copy_(values.flatten(0, 1))
-        else:
-            tokens.index_copy_(0, self._index, values.flatten(0, 1))
-
-    def _flat(self, tokens: Tensor) -> Tensor:
-        return tokens.narrow(0, self._start, self._shape[0] * self._shape[1])
-
-
-def in_token_order(
-    grids: Sequence[TokenGrid], parts: Iterable[tuple[Tensor, Tensor]], num_tokens: int
-) -> tuple[Tensor, Tensor]:
-    """Write the results of dense calls, one per grid, in the order of the tokens.
-
-    Args:
-        grids: at least one; together they name every token.
-        parts: `out` `[B, N, H, Dv]` and `lse` `[B, N, H]` of each grid; the result may share their
-            memory.
-        num_tokens: of the result.
-
-    Returns:
-        `out` `[num_tokens, H, Dv]` and `lse` `[num_tokens, H]`; any strides.
-    """
-    if len(grids) == 1 and grids[0].is_contiguous:
-        ((out, lse),) = parts
-        return out.flatten(0, 1), lse.flatten(0, 1)
-    joined: list[Tensor] = []
-    for grid, part in zip(grids, parts, strict=True):
-        joined = joined or [values.new_empty(num_tokens, *values.shape[2:]) for values in part]
-        for values, tokens in zip(part, joined, strict=True):
-            grid.scatter(values, tokens)
-    out, lse = joined
-    return out, lse
-
+from sglang_prefill_ext.layout.dense_plan import PrefixSpan
 
 SCORE_BYTES = 64 << 20
 """Bound of the float32 score matrix of the matmul path, unless one query alone needs more."""
@@ -107,6 +54,45 @@ def partial_attention(
     if q.device.type == "cpu" and q.shape[3] == v.shape[3] and not soft_cap:
         return _flash_cpu(q, k, v, scale, mask, is_causal)
     return _matmul(q, k, v, scale, mask, is_causal, soft_cap)
+
+
+def finish_dense(
+    spans: Iterable[PrefixSpan], out: Tensor, lse: Tensor, inputs: LayerInputs, held: Held
+) -> Tensor:
+    """Merge the prefixes, and then the sinks, into the attention of queries, in place.
+
+    Args:
+        out: `[Q, H, Dv]`: attention of the queries over the keys of their own calls; becomes that
+            over all keys.
+        lse: `[Q, H]` float32: its log-sum-exp; becomes that of all keys without the sinks.
+
+    Returns:
+        `out`.
+    """
+    variant = inputs.variant
+    for span in spans:
+        keys, values = _prefix_of(span, inputs, held)
+        queries = span.queries
+        part_out, part_lse = partial_attention(
+            *(inputs.q[queries][None], keys[None], values[None], inputs.scale),
+            soft_cap=variant.soft_cap,
+        )
+        merged = merge_states(out[queries], lse[queries], part_out[0], part_lse[0])
+        out[queries], lse[queries] = merged
+    if variant.sinks is not None:
+        join_sinks(out, lse, variant.sinks)
+    return out
+
+
+def _prefix_of(span: PrefixSpan, inputs: LayerInputs, held: Held) -> tuple[Tensor, Tensor]:
+    """Keys `[P, KH, D]` and values `[P, KH, Dv]` of the prefix that a span sees."""
+    pair = held[span.group]
+    fresh_k, fresh_v = inputs.k[span.fresh], inputs.v[span.fresh]
+    if pair is None:
+        return fresh_k, fresh_v
+    if not fresh_k.shape[0]:
+        return pair
+    return torch.cat([pair[0], fresh_k]), torch.cat([pair[1], fresh_v])
 
 
 def _flash_cpu(

@@ -4,9 +4,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sglang_prefill_ext.attention.inputs import Held, LayerInputs, check_inputs, with_held
-from sglang_prefill_ext.attention.merge import finish_dense
-from sglang_prefill_ext.attention.partial import TokenGrid, in_token_order, partial_attention
+from sglang_prefill_ext.attention.inputs import (
+    Held,
+    LayerInputs,
+    TokenGrid,
+    check_inputs,
+    in_token_order,
+    with_held,
+)
+from sglang_prefill_ext.attention.partial import finish_dense, partial_attention
 from sglang_prefill_ext.layout.dense_plan import TileBatch, plan_attention
 from sglang_prefill_ext.layout.tokens import ForwardLayout
 

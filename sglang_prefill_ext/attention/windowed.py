@@ -7,9 +7,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sglang_prefill_ext.attention.inputs import Held, LayerInputs, check_inputs, with_held
-from sglang_prefill_ext.attention.merge import join_sinks
-from sglang_prefill_ext.attention.partial import TokenGrid, in_token_order, partial_attention
+from sglang_prefill_ext.attention.inputs import (
+    Held,
+    LayerInputs,
+    TokenGrid,
+    check_inputs,
+    in_token_order,
+    with_held,
+)
+from sglang_prefill_ext.attention.partial import finish_dense, partial_attention
 from sglang_prefill_ext.layout.tokens import ForwardLayout
 from sglang_prefill_ext.layout.window_plan import WindowBatch, plan_windowed
 
@@ -44,9 +50,7 @@ class WindowedAttention:
         parts = (batch.attend(inputs) for batch in self._batches)
         grids = [batch.queries for batch in self._batches]
         out, lse = in_token_order(grids, parts, len(inputs.q))
-        if inputs.variant.sinks is not None:
-            join_sinks(out, lse, inputs.variant.sinks)
-        return out
+        return finish_dense((), out, lse, inputs, held)
 
 
 class _DeviceBatch:

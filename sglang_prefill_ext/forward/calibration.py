@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
-import numpy as np
 import torch
 
 from sglang_prefill_ext.errors import ConfigError
@@ -23,14 +22,10 @@ from sglang_prefill_ext.forward.memory import (
     free_bytes,
     peak_bytes,
 )
+from sglang_prefill_ext.forward.sample_plans import chunk_plans, sample_plan
 from sglang_prefill_ext.scheduling.budget import NO_GRAPHS, ForwardBudget, GraphCost
-from sglang_prefill_ext.scheduling.planner import ForwardPlan, plan_forward
+from sglang_prefill_ext.scheduling.planner import ForwardPlan
 from sglang_prefill_ext.scheduling.prefixed_forward import Executor
-from sglang_prefill_ext.scheduling.split import split_request
-from sglang_prefill_ext.wire.arrays import int_array
-from sglang_prefill_ext.wire.packed import PackedRows
-from sglang_prefill_ext.wire.read import Labels, Vectors
-from sglang_prefill_ext.wire.sampling import Sampling
 
 logger = logging.getLogger(__name__)
 
@@ -148,8 +143,8 @@ def measured_pace(executor: PackedExecutor, longest: int, max_tokens: int) -> Pa
         max_tokens: limits the launch cost in tokens where tokens cost next to nothing.
     """
     tokens = max(min(CHUNK_TOKENS, longest), _LEAST_TOKENS)
-    short_s = _fastest_s(executor, _plan(ROW_TOKENS, 1, executor))
-    long_s = _fastest_s(executor, _plan(tokens, tokens // ROW_TOKENS, executor))
+    short_s = _fastest_s(executor, sample_plan(ROW_TOKENS, 1, executor))
+    long_s = _fastest_s(executor, sample_plan(tokens, tokens // ROW_TOKENS, executor))
     s_per_token = (long_s - short_s) / (tokens - ROW_TOKENS)
     return Pace(short_s, max(s_per_token, short_s / (max_tokens + ROW_TOKENS)))
 
@@ -171,7 +166,7 @@ def measured_memory(executor: PackedExecutor, device: torch.device, max_tokens: 
         (tokens, tokens // ROW_TOKENS),
         (tokens, tokens // 2),
     )
-    plans = [_plan(*size, executor) for size in sizes]
+    plans = [sample_plan(*size, executor) for size in sizes]
     _run(executor, plans[0])  # allocates what is kept, such as workspaces
     samples = (
         Sample(plan.num_tokens, plan.num_rows, peak_bytes(device, partial(_run, executor, plan)))
@@ -182,30 +177,9 @@ def measured_memory(executor: PackedExecutor, device: torch.device, max_tokens: 
         return fitted
     readout = SAFETY * max(
         peak_bytes(device, partial(_run_if_possible, executor, plan))
-        for plan in _chunk_plans(executor, tokens)
+        for plan in chunk_plans(executor, tokens)
     )
     return replace(fitted, fixed_bytes=max(fitted.fixed_bytes, math.ceil(readout)))
-
-
-def _chunk_plans(executor: PackedExecutor, tokens: int) -> list[ForwardPlan]:
-    """Forwards of at most `tokens` rows of one token that fill two chunks of logits.
-
-    One reads the most probable token of each row, the other draws a token.
-    """
-    rows = min(2 * executor.chunk_reads, tokens)
-    sampled = Sampling.one(temperature=1.0, top_p=0.9, min_p=0.0, top_k=50, seed=1, biases={})
-    draws = Sampling(np.repeat(sampled.draws, rows), sampled.biases)
-    return [
-        _plan_of(
-            PackedRows(
-                np.zeros(rows, np.int32),
-                0,
-                int_array([1] * rows),
-                Labels(num_best=1, sampling=sampling),
-            )
-        )
-        for sampling in (None, draws)
-    ]
 
 
 def _run_if_possible(executor: Executor, plan: ForwardPlan) -> None:
@@ -221,29 +195,3 @@ def _run_if_possible(executor: Executor, plan: ForwardPlan) -> None:
 def _run(executor: Executor, plan: ForwardPlan) -> None:
     nothing = [None] * len(plan.layout.groups)
     executor.launch(plan, nothing, nothing).wait()
-
-
-def _plan(tokens: int, rows: int, executor: PackedExecutor) -> ForwardPlan:
-    """A forward of `tokens` tokens, whose rows are read over the whole vocabulary or as vectors.
-
-    If there are several rows and prompts can share a prefix, the prefix has a quarter of the
-    tokens. If prompts cannot be so long, it is shorter, and there are more rows. Token ids differ,
-    since equal ones would all be routed to the same experts.
-    """
-    prefix = tokens // 4 if rows > 1 and executor.causal else 0
-    if executor.longest_prompt is not None:
-        prefix = min(prefix, executor.longest_prompt // 2)
-        rows = max(rows, -(-(tokens - prefix) // (executor.longest_prompt - prefix)))
-    lens = np.diff(np.linspace(0, tokens - prefix, rows + 1).astype(np.int32))
-    packed = PackedRows(
-        np.arange(tokens, dtype=np.int32) % executor.vocab_size,
-        prefix,
-        int_array(lens.tolist()),
-        Vectors(executor.vector_width) if executor.vector_width else Labels(int_array([0])),
-    )
-    return _plan_of(packed)
-
-
-def _plan_of(packed: PackedRows) -> ForwardPlan:
-    (piece,) = split_request(packed, ForwardBudget(len(packed.tokens)))
-    return plan_forward([piece])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,12 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sglang_prefill_ext.attention.dense import DenseAttention
-from sglang_prefill_ext.attention.kernels import KernelAttention, kernel_obstacle, multiprocessors
-from sglang_prefill_ext.attention.prefix_libraries import LIBRARIES, library_obstacle
-from sglang_prefill_ext.attention.probe import wrong_kernel, wrong_library
+from sglang_prefill_ext.attention.kernels import KernelAttention, multiprocessors
 from sglang_prefill_ext.attention.way import kernel_way
 from sglang_prefill_ext.config import AttentionWay
-from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.forward.graphs.plan import GraphUse
 from sglang_prefill_ext.forward.graphs.replay import PackedGraphs
 from sglang_prefill_ext.forward.layers import Attention, LayerAttention
@@ -27,8 +23,6 @@ from sglang_prefill_ext.forward.readers.vectors import VectorReader
 from sglang_prefill_ext.forward.upload import ForwardCompletion, upload
 from sglang_prefill_ext.layout.tokens import ForwardLayout
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
-
-logger = logging.getLogger(__name__)
 
 _CPU_CACHE_BYTES = 4 << 20
 """Size of a chunk of logits on a CPU. A read-out passes over its chunk several times: this takes
@@ -188,43 +182,6 @@ class PackedExecutor:
             *(layout, way, model.heads, model.dtype, model.device),
             processors=multiprocessors(model.device),
         )
-
-
-def resolve_attention(asked: AttentionWay, model: Model) -> AttentionWay:
-    """Check the way that was asked for on this device; return it, or a fallback.
-
-    If the kernels cannot run here or compute wrong numbers, AUTO becomes TORCH. If a library cannot
-    or does, its way becomes MERGE, which uses our own kernel for the prefix. On a CPU, AUTO is
-    TORCH.
-
-    Raises:
-        ConfigError: any other way was asked for, and the kernels cannot run or are wrong.
-    """
-    # On a CPU, kernels run in Triton's interpreter: for tests, as it is a thousand times slower.
-    on_cpu = asked is AttentionWay.AUTO and model.device.type == "cpu"
-    if asked is AttentionWay.TORCH or on_cpu:
-        return AttentionWay.TORCH
-    kind = (model.heads, model.dtype, model.device)
-    obstacle = kernel_obstacle(*kind) or wrong_kernel(*kind, causal=model.causal)
-    if not obstacle:
-        return _with_right_library(asked, model)
-    if asked is AttentionWay.AUTO:
-        logger.error("Packed attention falls back to torch, which is slow: %s", obstacle)
-        return AttentionWay.TORCH
-    raise ConfigError(
-        f"--prefill-only-attention {asked} cannot be used here: {obstacle}. Leave the flag out."
-    )
-
-
-def _with_right_library(asked: AttentionWay, model: Model) -> AttentionWay:
-    if asked not in LIBRARIES:
-        return asked
-    obstacle = library_obstacle(model.dtype, model.device)
-    obstacle = obstacle or wrong_library(asked, model.heads, model.dtype, model.device)
-    if not obstacle:
-        return asked
-    logger.error("--prefill-only-attention %s falls back to merge: %s", asked, obstacle)
-    return AttentionWay.MERGE
 
 
 def _row_lens(layout: ForwardLayout) -> list[int]:

@@ -130,7 +130,7 @@ class BatchExchange(Generic[Item]):
             options = replace(options, keep_prefix=True)
         try:
             answer = await self._path.exchange.ask(rows, options, None)
-            self._path.metrics.record_work(rows, answer.forwards, answer.tokens_computed)
+            self._path.metrics.record_work(rows, answer)
             return read_outs(group.tables(answer.row_values()), rows, answer)
         except PackedForwardError as error:
             if len(members) == 1 or len(items) > self._most_retried:

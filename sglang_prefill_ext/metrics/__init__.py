@@ -9,7 +9,7 @@ from typing import Any
 
 from sglang_prefill_ext.metrics.pauses import BOUNDS_MS
 from sglang_prefill_ext.moe.routing import LayerBalance
-from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.status import BAD_ENDS
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
@@ -59,14 +59,14 @@ class FrontendMetrics:
         """Count one request answered on the packed path."""
         self._add_requests("packed", 1)
 
-    def record_work(self, rows: PackedRows, forwards: int, tokens_computed: int) -> None:
+    def record_work(self, rows: PackedRows, answer: PackedResult) -> None:
         """Count what answering one packed message took; it may hold the rows of many requests."""
         self._add_totals(
             {
                 "items": rows.num_rows,
-                "forwards": forwards,
-                "tokens_computed": tokens_computed,
-                "tokens_saved": rows.tokens_saved(tokens_computed),
+                "forwards": answer.forwards,
+                "tokens_computed": answer.tokens_computed,
+                "tokens_saved": rows.tokens_saved(answer.tokens_computed),
             }
         )
 

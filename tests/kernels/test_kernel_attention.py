@@ -20,8 +20,8 @@ from sglang_prefill_ext.attention.prefix_libraries import LIBRARIES
 from sglang_prefill_ext.attention.way import HeadShape
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.errors import ConfigError, PackingError
-from sglang_prefill_ext.forward import executor
-from sglang_prefill_ext.forward.executor import resolve_attention
+from sglang_prefill_ext.forward import attention_choice
+from sglang_prefill_ext.forward.attention_choice import resolve_attention
 from sglang_prefill_ext.forward.layers import Attention
 from sglang_prefill_ext.forward.upload import upload
 from sglang_prefill_ext.layout import kernel_plan
@@ -255,7 +255,7 @@ def test_a_library_that_is_right_is_used_and_one_that_is_not_is_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     fake_libraries.install(monkeypatch)
-    monkeypatch.setattr(executor, "library_obstacle", lambda _dtype, _device: "")
+    monkeypatch.setattr(attention_choice, "library_obstacle", lambda _dtype, _device: "")
     model = TinyModel()
     model.device = device
     assert resolve_attention(asked, model) is asked
@@ -282,7 +282,7 @@ def test_a_library_that_is_not_installed_is_named(
     for module in ("flashinfer", "sgl_kernel"):
         monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.setitem(sys.modules, "sgl_kernel.flash_attn", None)
-    monkeypatch.setattr(executor, "library_obstacle", lambda _dtype, _device: "")
+    monkeypatch.setattr(attention_choice, "library_obstacle", lambda _dtype, _device: "")
     model = TinyModel()
     model.device = device
     assert resolve_attention(asked, model) is AttentionWay.MERGE

@@ -32,7 +32,8 @@ from sglang_prefill_ext.border.model.sampler import SglangSampler
 from sglang_prefill_ext.border.scheduler.radix import plain_pool
 from sglang_prefill_ext.forward.device import in_order
 from sglang_prefill_ext.forward.kv_pool import KVPool, OwnPool
-from sglang_prefill_ext.forward.model import Attend, Overrides, ProductHead
+from sglang_prefill_ext.forward.model import Attend, Overrides
+from sglang_prefill_ext.forward.readers.logit_chunks import ProductHead, product
 
 
 class OutputHead:
@@ -84,7 +85,7 @@ class OutputHead:
         if self._is_plain:
             # The same as SGLang's method, without its checks of many settings.
             weight = output_module(self._model).weight[: self._vocab_size]
-            return torch.matmul(hidden.to(weight.dtype), weight.T)
+            return product(weight, hidden)
         logits: Tensor = self._processor._get_logits(
             hidden, output_module(self._model), self._metadata, use_logits_buffer=False
         )

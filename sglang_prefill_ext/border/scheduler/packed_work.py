@@ -49,9 +49,6 @@ class PackedWork:
     def step(self, *, decoding: bool) -> bool:
         """Take one step of the runtime; the policy says whether it may launch a forward.
 
-        Where slots are short none is in flight afterwards: SGLang would take back generations, and
-        end the last one, that find no slot for their next token.
-
         Args:
             decoding: whether generations are running.
         """
@@ -59,9 +56,13 @@ class PackedWork:
         moved = self.runtime.step(launch=join_tokens is not None, join_tokens=join_tokens or 0)
         if moved:
             self.show_queue()
+        return moved
+
+    def make_room(self) -> None:
+        """Collect the forwards in flight if slots are short: SGLang would take back generations,
+        and end the last one, that find no slot for their next token."""
         if self.runtime.in_flight and self.is_short():
             self.collect()
-        return moved
 
     def collect(self) -> None:
         """Wait for the forwards in flight and answer their requests."""

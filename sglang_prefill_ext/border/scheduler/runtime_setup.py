@@ -22,9 +22,10 @@ from sglang_prefill_ext.border.scheduler.ask_both_paths import compare_paths, re
 from sglang_prefill_ext.border.scheduler.packed_work import answering
 from sglang_prefill_ext.border.scheduler.radix import prefix_cache_of, room_in, shares_prefixes
 from sglang_prefill_ext.config import KnownAnswers, PrefillOnlyConfig
+from sglang_prefill_ext.forward.attention_choice import resolve_attention
 from sglang_prefill_ext.forward.calibration import Calibration, calibrate
 from sglang_prefill_ext.forward.device import require_usable
-from sglang_prefill_ext.forward.executor import PackedExecutor, resolve_attention
+from sglang_prefill_ext.forward.executor import PackedExecutor
 from sglang_prefill_ext.forward.expert_blocks import ExpertUse
 from sglang_prefill_ext.forward.graphs.plan import GraphUse
 from sglang_prefill_ext.forward.kv_pool import OwnPool, PrivateSlots, Room

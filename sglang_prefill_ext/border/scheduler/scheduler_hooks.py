@@ -155,6 +155,8 @@ def step_then_next_batch(
         # It looks at every count: profiles start at one of them, and end at another.
         scheduler.profiler_manager._profile_batch_predicate(_LIKE_A_PREFILL)
         scheduler.maybe_send_health_check_signal()
+    if running_batch.reqs or last_batch or scheduler.waiting_queue:
+        work.make_room()
     if work.has_given_room():
         # Set where a prompt found no slots, and else kept until one of these requests leaves.
         running_batch.batch_is_full = False

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cached_property, partial
 from importlib.metadata import version
 from typing import Any
 
-import msgspec
-import numpy as np
-from fastapi import HTTPException
 from sglang.srt.managers.io_struct import EmbeddingReqInput
 
 from sglang_prefill_ext.attach.address import ENGINE_FLAG, checked_path
@@ -29,7 +25,14 @@ from sglang_prefill_ext.attach.messages import (
 from sglang_prefill_ext.border.tokenizer_manager.embed_hooks import acquired_adapter
 from sglang_prefill_ext.border.tokenizer_manager.gc_frontend import thresholds_of_server
 from sglang_prefill_ext.border.tokenizer_manager.server import PrefillServer
-from sglang_prefill_ext.errors import ConfigError, PackingError, RequestError
+from sglang_prefill_ext.border.tokenizer_manager.stock_answers import (
+    Caller,
+    forget_outcome,
+    rows_of,
+    stock_error,
+    with_arrays,
+)
+from sglang_prefill_ext.errors import ConfigError, PackingError
 from sglang_prefill_ext.frontend.answers import served_rows
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.texts.libraries import PROBES
@@ -37,8 +40,6 @@ from sglang_prefill_ext.wire.checks import wrong
 from sglang_prefill_ext.wire.flat import unpacked
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.status import Status
-
-logger = logging.getLogger(__name__)
 
 
 def accept_frontends(app: Any, server: PrefillServer) -> Broker:
@@ -159,7 +160,7 @@ class AttachableEngine:
 
     async def serve_stock(self, call: Stock) -> StockAnswer | StockError:
         """Serve a call by SGLang's own method; our hooks there pack the call if possible."""
-        caller = _Caller(call.headers)
+        caller = Caller(call.headers)
         if isinstance(call, StockScore):
             work = self._score(call, caller)
         else:
@@ -171,18 +172,18 @@ class AttachableEngine:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             caller.left = True  # SGLang checks this, and ends its requests
-            task.add_done_callback(_forget_outcome)
+            task.add_done_callback(forget_outcome)
             raise
         except Exception as error:
-            return _stock_error(call.rid, error)
+            return stock_error(call.rid, error)
 
-    async def _score(self, call: StockScore, caller: _Caller) -> StockAnswer:
-        arguments = _with_arrays(call.arguments)
+    async def _score(self, call: StockScore, caller: Caller) -> StockAnswer:
+        arguments = with_arrays(call.arguments)
         result = await self._manager.score_request(**arguments, request=caller)
-        rows, tokens = _rows_of(result.scores), result.prompt_tokens
+        rows, tokens = rows_of(result.scores), result.prompt_tokens
         return StockAnswer(call.rid, rows, tokens, result.token_logprobs)
 
-    async def _vectors(self, call: StockVectors, caller: _Caller) -> StockAnswer:
+    async def _vectors(self, call: StockVectors, caller: Caller) -> StockAnswer:
         async with self.adapter(call.adapter):
             pass  # only to name the field if there is no such adapter, which SGLang does not do
         field = "text" if isinstance(call.prompts[0], str) else "input_ids"
@@ -191,63 +192,9 @@ class AttachableEngine:
         )
         answers = await anext(aiter(self._manager.generate_request(request, caller)))
         tokens = sum(answer["meta_info"]["prompt_tokens"] for answer in answers)
-        return StockAnswer(call.rid, _rows_of([each["embedding"] for each in answers]), tokens)
-
-
-def _rows_of(values: list[Any]) -> list[list[float]]:
-    """Scores or vectors as lists of floats; a single number becomes a list of one.
-
-    Raises:
-        RequestError: they have another form, such as sparse vectors.
-    """
-    try:
-        rows = [[each] if isinstance(each, int | float) else each for each in values]
-        return msgspec.convert(rows, list[list[float]])
-    except msgspec.ValidationError as error:
-        raise RequestError(
-            f"The answers of this model cannot be sent over gRPC ({error}). Use HTTP."
-        ) from error
+        return StockAnswer(call.rid, rows_of([each["embedding"] for each in answers]), tokens)
 
 
 def _contents(rows: PackedRows) -> dict[str, Any]:
     prefix, suffixes = unpacked(rows)
     return {"input_ids": {"query": prefix.tolist(), "items": suffixes.tolist()}}
-
-
-def _with_arrays(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Turn embeddings, which are sent as lists, into the arrays that our hook takes."""
-    query, items = (arguments.get(f"{name}_embed_overrides") for name in ("query", "item"))
-    found: dict[str, Any] = {}
-    if query is not None:
-        found["query_embed_overrides"] = np.array(query, dtype=np.float32)
-    if items is not None:
-        found["item_embed_overrides"] = [
-            None if each is None else np.array(each, dtype=np.float32) for each in items
-        ]
-    return arguments | found
-
-
-class _Caller:
-    """Takes the place of the HTTP request, which SGLang and our hooks look at."""
-
-    def __init__(self, headers: dict[str, str]) -> None:
-        self.headers = headers
-        self.left = False
-
-    async def is_disconnected(self) -> bool:
-        return self.left
-
-
-def _stock_error(rid: str, error: Exception) -> StockError:
-    if isinstance(error, HTTPException):
-        wait_s = float((error.headers or {}).get("Retry-After", 0))
-        return StockError(rid, error.status_code, str(error.detail), wait_s)
-    if isinstance(error, ValueError):
-        return StockError(rid, 400, str(error), field=getattr(error, "field", ""))
-    logger.error("A call of an attached front end failed", exc_info=error)
-    return StockError(rid, 500, f"{type(error).__name__}: {error}")
-
-
-def _forget_outcome(task: asyncio.Task[StockAnswer]) -> None:
-    if not task.cancelled():
-        task.exception()  # marks it as read: asyncio logs an exception that nobody has read

@@ -12,7 +12,7 @@ from sglang.srt.managers.embed_types import PositionalEmbeds
 
 from sglang_prefill_ext.border.tokenizer_manager.call_context import CallContext
 from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall, Positional
-from sglang_prefill_ext.frontend.overrides.placeholders import checked_overrides
+from sglang_prefill_ext.frontend.overrides.checked import checked_overrides
 from sglang_prefill_ext.frontend.score.score_call import OVERRIDES, ScoreCall
 from sglang_prefill_ext.wire.arrays import EmbeddingKind
 from sglang_prefill_ext.wire.checks import wrong

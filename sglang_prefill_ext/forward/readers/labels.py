@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 from prefill_kernels.label_readout import combine_shards, label_readout
 from torch import Tensor
 
-from sglang_prefill_ext.forward.model import Model, ProductHead
+from sglang_prefill_ext.forward.model import Model
 from sglang_prefill_ext.forward.readers.best_tokens import best_tokens, drawn_tokens
 from sglang_prefill_ext.forward.readers.logit_chunks import (
+    ProductHead,
     log_probs_at_labels,
     logits_at_labels,
+    product,
     values_by_chunk,
 )
 from sglang_prefill_ext.forward.upload import upload
@@ -98,13 +100,9 @@ class LabelReader:
             labels, places = np.unique(reads.label_ids, return_inverse=True)
             (columns,) = upload([labels], hidden.device)
             reads = replace(reads, label_ids=places.astype(np.int32))
-            logits_of = partial(_product, head.weight[columns])
+            logits_of = partial(product, head.weight[columns])
         pick = log_probs_at_labels if kind.normalised else logits_at_labels
         return values_by_chunk(hidden, reads, logits_of, most, pick)
-
-
-def _product(weight: Tensor, hidden: Tensor) -> Tensor:
-    return torch.matmul(hidden.to(weight.dtype), weight.T)
 
 
 def _read_with_kernel(

@@ -158,7 +158,7 @@ class EmbedFrontend:
             rows = await self._worker.run(pack_read_places, *args)
             answer = await self.path.exchange.ask(rows, options, request)
         self.path.metrics.record_packed()
-        self.path.metrics.record_work(rows, answer.forwards, answer.tokens_computed)
+        self.path.metrics.record_work(rows, answer)
         ends = np.cumsum(list(map(len, places)))
         tables = np.split(answer.row_values().reshape(int(ends[-1]), -1), ends[:-1])
         return read_outs(tables, rows, answer)

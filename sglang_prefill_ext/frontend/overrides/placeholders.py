@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.embed.embed_call import Positional
+from sglang_prefill_ext.frontend.overrides.checked import (
+    Matrix,
+    checked_overrides,
+    joined_overrides,
+)
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall
 from sglang_prefill_ext.wire.arrays import (
-    NO_OVERRIDES,
     EmbeddingKind,
     Int32Array,
     OverrideArray,
     distinct_overrides,
 )
-
-_Matrix: TypeAlias = NDArray[np.floating]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,59 +119,16 @@ def at_placeholders(
     return found
 
 
-def checked_overrides(field: str, value: Any, kind: EmbeddingKind) -> OverrideArray:
-    """Return embeddings as one matrix ``[n, hidden]``, of float16 or float32.
-
-    Args:
-        field: what the user calls them.
-        value: such a matrix, or a list of ``[hidden]`` or ``[1, hidden]``.
-
-    Raises:
-        RequestError: see `place_overrides`.
-    """
-    listed = isinstance(value, list)
-    rows = [np.atleast_2d(each) for each in value] if listed else [np.asarray(value)]
-    for number, row in enumerate(rows):
-        name = f"{field}[{number}]" if listed else field
-        if row.dtype.kind != "f":
-            raise RequestError(f"{name}: {row.dtype} numbers. Send float16 or float32.")
-        if row.ndim != 2 or row.shape[1] != kind.width or (listed and len(row) != 1):
-            raise RequestError(
-                f"{name}: the shape is {list(row.shape)}. The model's embeddings have "
-                f"{kind.width} numbers; send one for every placeholder token."
-            )
-    matrix = _joined([np.empty((0, kind.width), np.float16), *rows])
-    finite = kind.holds(matrix)
-    if not finite.all():
-        number = int(finite.argmin())
-        value = matrix[number][~kind.holds(matrix[number][:, None])][0]
-        raise RequestError(
-            f"{field}[{number}]: a number is NaN or beyond {kind.dtype}, in which the model "
-            f"computes: {value}. Send finite numbers, below {kind.bound:.8g} in size."
-        )
-    return matrix
-
-
-def _joined(matrices: Sequence[_Matrix]) -> OverrideArray:
-    """All rows in one matrix: float16 if all matrices are, else float32."""
-    if not matrices:
-        return NO_OVERRIDES
-    dtype = np.float16 if all(each.dtype == np.float16 for each in matrices) else np.float32
-    with np.errstate(over="ignore"):  # what becomes infinite is refused
-        joined: OverrideArray = np.concatenate(matrices, dtype=dtype, casting="same_kind")
-    return joined
-
-
 def _matrices(
     call: ScoreCall, in_query: int, num_items: int, kind: EmbeddingKind
-) -> tuple[list[_Matrix | None], list[_Matrix | None]]:
+) -> tuple[list[Matrix | None], list[Matrix | None]]:
     """Embeddings of the query, one matrix for all items or one an item; and those of the items.
 
     Items that share an array share its matrix.
     """
-    known: dict[int, _Matrix] = {}
+    known: dict[int, Matrix] = {}
 
-    def checked(field: str, value: Any) -> _Matrix | None:
+    def checked(field: str, value: Any) -> Matrix | None:
         if value is None:
             return None
         if id(value) not in known:
@@ -194,14 +151,14 @@ def _matrices(
 
 
 def _numbered(
-    groups: Sequence[list[_Matrix | None]],
+    groups: Sequence[list[Matrix | None]],
 ) -> tuple[OverrideArray, list[list[list[int] | None]]]:
     """Return one table of all matrices, and the ids that name the rows of each.
 
     One that comes again is neither copied nor numbered again.
     """
     matrices = {id(each): each for group in groups for each in group if each is not None}
-    table, ids = distinct_overrides(_joined([*matrices.values()]))
+    table, ids = distinct_overrides(joined_overrides([*matrices.values()]))
     parts = np.split(ids, np.cumsum(list(map(len, matrices.values())))[:-1])
     ids_of = {name: part.tolist() for name, part in zip(matrices, parts, strict=False)}
     return table, [

@@ -74,7 +74,7 @@ class ScoreFrontend:
                 listed = None if encoded is call else encoded.listed()
                 raise StockPathTaken(taken.reason, listed) from None
         self.path.metrics.record_packed()
-        self.path.metrics.record_work(rows, answer.forwards, answer.tokens_computed)
+        self.path.metrics.record_work(rows, answer)
         return rows, answer
 
     def check_limits(self, call: ScoreCall) -> None:

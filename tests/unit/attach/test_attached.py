@@ -519,7 +519,7 @@ async def test_what_a_front_end_counts_is_counted_by_the_engine(
         for _ in range(2):
             answer = await ask(connection.session)
             metrics.record_packed()
-            metrics.record_work(ROWS, answer.forwards, answer.tokens_computed)
+            metrics.record_work(ROWS, answer)
         metrics.record_error("failed")
         await until(lambda: engine.metrics.requests["failed"])
     assert engine.metrics.as_dict() == {

@@ -16,7 +16,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.forward.executor import PackedExecutor
 from sglang_prefill_ext.forward.graphs.plan import GraphUse
-from sglang_prefill_ext.forward.model import Attend, ProductHead
+from sglang_prefill_ext.forward.model import Attend
+from sglang_prefill_ext.forward.readers.logit_chunks import ProductHead
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.planner import ForwardPlan, plan_forward
 from sglang_prefill_ext.scheduling.prefixed_forward import PrefixedForward

@@ -26,7 +26,7 @@ from sglang_prefill_ext.forward.executor import PackedExecutor
 from sglang_prefill_ext.forward.graphs import replay
 from sglang_prefill_ext.forward.graphs.capture import CallAgain
 from sglang_prefill_ext.forward.memory import Kept
-from sglang_prefill_ext.forward.model import ProductHead
+from sglang_prefill_ext.forward.readers.logit_chunks import ProductHead
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.planner import plan_forward
 from sglang_prefill_ext.scheduling.split import split_request

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.attention.way import HeadShape
-from sglang_prefill_ext.forward.model import Attend, Drawn, Overrides, ProductHead
+from sglang_prefill_ext.forward.model import Attend, Drawn, Overrides
+from sglang_prefill_ext.forward.readers.logit_chunks import ProductHead
 from sglang_prefill_ext.wire.sampling import Sampling
 from tests.unit.scheduling.caches import MemoryPool
 from tests.unit.wire.strategies import VOCAB

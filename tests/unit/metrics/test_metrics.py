@@ -11,9 +11,9 @@ from prometheus_client import CollectorRegistry
 from sglang_prefill_ext.metrics import FrontendMetrics, PauseMetrics, SchedulerMetrics
 from sglang_prefill_ext.moe.routing import LayerBalance
 from sglang_prefill_ext.wire.arrays import int_array
-from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.read import Labels
-from sglang_prefill_ext.wire.status import BAD_ENDS
+from sglang_prefill_ext.wire.status import BAD_ENDS, Status
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
 LABELS = {"model_name": "m", "tp_rank": "0"}
@@ -24,11 +24,15 @@ def _rows() -> PackedRows:
     return PackedRows(int_array([1, 2, 3, 4, 5, 6]), 3, int_array([2, 1]), Labels(int_array([7])))
 
 
+def _answer(forwards: int, *, tokens_computed: int) -> PackedResult:
+    return PackedResult(Status.OK, forwards=forwards, tokens_computed=tokens_computed)
+
+
 def test_what_was_counted_in_one_process_can_be_added_in_another() -> None:
     far, here = FrontendMetrics(), FrontendMetrics()
     for metrics in (far, here):
         metrics.record_packed()
-        metrics.record_work(_rows(), 1, tokens_computed=6)
+        metrics.record_work(_rows(), _answer(1, tokens_computed=6))
     here.add(*far.take())
     assert here.as_dict() == {
         "requests": {"packed": 2},
@@ -67,7 +71,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> CollectorRegistry:
 def _record_one_of_each(metrics: FrontendMetrics) -> None:
     for forwards in (2, 1):
         metrics.record_packed()
-        metrics.record_work(_rows(), forwards, tokens_computed=6)
+        metrics.record_work(_rows(), _answer(forwards, tokens_computed=6))
     metrics.record_fallback(StockReason.MULTIMODAL)
     metrics.record_fallback(StockReason.MULTIMODAL)
     metrics.record_fallback(StockReason.NO_ITEMS)
@@ -128,7 +132,7 @@ def test_prometheus_shows_the_same_numbers(registry: CollectorRegistry) -> None:
 
 def test_tokens_computed_twice_save_nothing_and_can_be_counted(registry: CollectorRegistry) -> None:
     metrics = FrontendMetrics(LABELS)
-    metrics.record_work(_rows(), 2, tokens_computed=18)
+    metrics.record_work(_rows(), _answer(2, tokens_computed=18))
     assert metrics.totals["tokens_saved"] == 0
     assert registry.get_sample_value("sglang:prefill_only_tokens_computed_total", LABELS) == 18
 

@@ -99,6 +99,7 @@ def test_where_slots_are_short_no_forward_is_in_flight_beside_generations(
     work.is_short = lambda: is_short
     submit(work, "a", 6)
     assert work.step(decoding=False)
+    work.make_room()
     assert work.runtime.in_flight == (not is_short)
     assert answers == (["a"] if is_short else [])
 

@@ -63,6 +63,7 @@ class Scheduler:
         self.forward_ct = 0
         self.profiled: list[tuple[int, str]] = []
         self.profiler_manager = SimpleNamespace(_profile_batch_predicate=self._note)
+        self.waiting_queue: list[object] = []
         self.metrics_collector_context = SimpleNamespace(current_scheduler_metrics_enabled=False)
         model = SimpleNamespace(forward=lambda input_embeds: None, get_input_embeddings=None)
         runner = SimpleNamespace(decode_cuda_graph_captured=False, model=model)
@@ -75,7 +76,11 @@ class Scheduler:
         def look() -> None:
             self.looked_at_weights_behind.append(len(self.answered_before))
 
-        setup = RuntimeSetup(runtime, GraphUse(), ExpertUse(), (0, 0), after_update=look)
+        setup = RuntimeSetup(
+            *(runtime, GraphUse(), ExpertUse(), (0, 0)),
+            after_update=look,
+            is_short=lambda: True,
+        )
         collect.setattr(scheduler_hooks, "set_up_runtime", lambda *_args: setup)
         scheduler_hooks.attach_runtime(None, self)
 
@@ -163,3 +168,16 @@ def test_what_a_divided_request_held_is_offered_to_prompts_again(
         runtime.abort("divided")
     assert [admitted() for _ in range(2)] == [True, False]
     assert not runtime.holders
+
+
+@pytest.mark.parametrize("beside", ["nothing", "generation", "prefilled", "waiting"])
+def test_only_beside_stock_requests_is_it_collected_for_want_of_slots(
+    scheduler: Scheduler, runtime: PackedRuntime, answers: Answers, beside: str
+) -> None:
+    batch = SimpleNamespace(reqs=[0] * (beside == "generation"), batch_is_full=False)
+    last_batch = batch if beside == "prefilled" else None
+    scheduler.waiting_queue = [0] * (beside == "waiting")
+    runtime.submit("next", request([], [9]).pack(), None)
+    nothing = SimpleNamespace(batch_to_run=None)
+    scheduler_hooks.step_then_next_batch(lambda *_args: nothing, scheduler, batch, last_batch)
+    assert answers == (["job"] if beside == "nothing" else ["job", "next"])

@@ -12,11 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.errors import RequestError
-from sglang_prefill_ext.frontend.overrides.placeholders import (
-    checked_overrides,
-    place_at,
-    place_overrides,
-)
+from sglang_prefill_ext.frontend.overrides.checked import checked_overrides
+from sglang_prefill_ext.frontend.overrides.placeholders import place_at, place_overrides
 from sglang_prefill_ext.frontend.pack import pack_token_ids
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall, ineligible_reason
 from sglang_prefill_ext.wire.arrays import EmbeddingKind, int_array

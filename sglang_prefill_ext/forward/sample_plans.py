@@ -1,0 +1,61 @@
+"""Plans of the forwards that are measured at start."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sglang_prefill_ext.forward.executor import PackedExecutor
+from sglang_prefill_ext.scheduling.budget import ForwardBudget
+from sglang_prefill_ext.scheduling.planner import ForwardPlan, plan_forward
+from sglang_prefill_ext.scheduling.split import split_request
+from sglang_prefill_ext.wire.arrays import int_array
+from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.read import Labels, Vectors
+from sglang_prefill_ext.wire.sampling import Sampling
+
+
+def sample_plan(tokens: int, rows: int, executor: PackedExecutor) -> ForwardPlan:
+    """A forward of `tokens` tokens, whose rows are read over the whole vocabulary or as vectors.
+
+    If there are several rows and prompts can share a prefix, the prefix has a quarter of the
+    tokens. If prompts cannot be so long, it is shorter, and there are more rows. Token ids differ,
+    since equal ones would all be routed to the same experts.
+    """
+    prefix = tokens // 4 if rows > 1 and executor.causal else 0
+    if executor.longest_prompt is not None:
+        prefix = min(prefix, executor.longest_prompt // 2)
+        rows = max(rows, -(-(tokens - prefix) // (executor.longest_prompt - prefix)))
+    lens = np.diff(np.linspace(0, tokens - prefix, rows + 1).astype(np.int32))
+    packed = PackedRows(
+        np.arange(tokens, dtype=np.int32) % executor.vocab_size,
+        prefix,
+        int_array(lens.tolist()),
+        Vectors(executor.vector_width) if executor.vector_width else Labels(int_array([0])),
+    )
+    return _plan_of(packed)
+
+
+def chunk_plans(executor: PackedExecutor, tokens: int) -> list[ForwardPlan]:
+    """Forwards of at most `tokens` rows of one token that fill two chunks of logits.
+
+    One reads the most probable token of each row, the other draws a token.
+    """
+    rows = min(2 * executor.chunk_reads, tokens)
+    sampled = Sampling.one(temperature=1.0, top_p=0.9, min_p=0.0, top_k=50, seed=1, biases={})
+    draws = Sampling(np.repeat(sampled.draws, rows), sampled.biases)
+    return [
+        _plan_of(
+            PackedRows(
+                np.zeros(rows, np.int32),
+                0,
+                int_array([1] * rows),
+                Labels(num_best=1, sampling=sampling),
+            )
+        )
+        for sampling in (None, draws)
+    ]
+
+
+def _plan_of(packed: PackedRows) -> ForwardPlan:
+    (piece,) = split_request(packed, ForwardBudget(len(packed.tokens)))
+    return plan_forward([piece])

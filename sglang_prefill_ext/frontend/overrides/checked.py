@@ -1,0 +1,57 @@
+"""Checks embeddings that come with a call, and joins them in one matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_prefill_ext.errors import RequestError
+from sglang_prefill_ext.wire.arrays import NO_OVERRIDES, EmbeddingKind, OverrideArray
+
+Matrix: TypeAlias = NDArray[np.floating]
+
+
+def checked_overrides(field: str, value: Any, kind: EmbeddingKind) -> OverrideArray:
+    """Return embeddings as one matrix ``[n, hidden]``, of float16 or float32.
+
+    Args:
+        field: what the user calls them.
+        value: such a matrix, or a list of ``[hidden]`` or ``[1, hidden]``.
+
+    Raises:
+        RequestError: an embedding is of another width or type, or not finite in the model's dtype.
+    """
+    listed = isinstance(value, list)
+    rows = [np.atleast_2d(each) for each in value] if listed else [np.asarray(value)]
+    for number, row in enumerate(rows):
+        name = f"{field}[{number}]" if listed else field
+        if row.dtype.kind != "f":
+            raise RequestError(f"{name}: {row.dtype} numbers. Send float16 or float32.")
+        if row.ndim != 2 or row.shape[1] != kind.width or (listed and len(row) != 1):
+            raise RequestError(
+                f"{name}: the shape is {list(row.shape)}. The model's embeddings have "
+                f"{kind.width} numbers; send one for every placeholder token."
+            )
+    matrix = joined_overrides([np.empty((0, kind.width), np.float16), *rows])
+    finite = kind.holds(matrix)
+    if not finite.all():
+        number = int(finite.argmin())
+        value = matrix[number][~kind.holds(matrix[number][:, None])][0]
+        raise RequestError(
+            f"{field}[{number}]: a number is NaN or beyond {kind.dtype}, in which the model "
+            f"computes: {value}. Send finite numbers, below {kind.bound:.8g} in size."
+        )
+    return matrix
+
+
+def joined_overrides(matrices: Sequence[Matrix]) -> OverrideArray:
+    """All rows in one matrix: float16 if all matrices are, else float32."""
+    if not matrices:
+        return NO_OVERRIDES
+    dtype = np.float16 if all(each.dtype == np.float16 for each in matrices) else np.float32
+    with np.errstate(over="ignore"):  # what becomes infinite is refused
+        joined: OverrideArray = np.concatenate(matrices, dtype=dtype, casting="same_kind")
+    return joined
