@@ -21,7 +21,7 @@ OURS = "sglang_prefill_ext."
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "architecture.md"
 PACKAGE = ROOT / "sglang_prefill_ext"
-MOST_CROSSINGS = 18
+MOST_CROSSINGS = 19
 REQUESTS = range(3, 30)
 """Calls that are not made for each request, such as those of a timer, are no part of the way. More
 requests than the least number are recorded if files are left that the page does not list, because
