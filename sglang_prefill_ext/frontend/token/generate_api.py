@@ -84,8 +84,9 @@ class GenerateBody(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
         """
         has_prompts = (self.text is UNSET) != (self.input_ids is UNSET) and bool(self.prompts)
         asks = self.wants_logprobs or self.sampling_params.max_new_tokens == 1
-        more = (self.stream, self.lora_path, self.return_text_in_logprobs)
-        return has_prompts and asks and self.rid is UNSET and not any(more)
+        more = self.stream or self.return_text_in_logprobs
+        named = (self.rid, self.lora_path)  # SGLang refuses some empty names
+        return has_prompts and asks and named == (UNSET, UNSET) and not more
 
 
 _DECODER = msgspec.json.Decoder(GenerateBody)

@@ -133,6 +133,7 @@ def test_the_prompts_of_a_body(prompts: dict[str, Any], single: bool, wanted: li
         {"rid": ""},
         {"stream": True},
         {"lora_path": "adapter"},
+        {"lora_path": ""},
         {"return_logprob": True, "return_text_in_logprobs": True},
         {"text": "a"},  # beside the ids
         {"sampling_params": {"max_new_tokens": 0}},  # only to leave its prefix in the cache
