@@ -67,6 +67,15 @@ def test_numbers_that_end_a_plain_server(
     assert len(client.generate([5, 6], 2)) == 2
 
 
+@pytest.mark.parametrize(("adapter", "status"), [("a", 200), (["a"], 400)], ids=str)
+def test_without_adapters_an_id_does_no_harm_and_a_list_ends_a_plain_server(
+    client: Client, adapter: object, status: int
+) -> None:
+    body = {"input_ids": [5, 6], "lora_id": adapter} | SAMPLING
+    assert client.post("/generate", body).status_code == status
+    assert len(client.generate([5, 6], 2)) == 2
+
+
 @pytest.mark.patch("P22")
 def test_positions_that_end_a_plain_server(client: Client) -> None:
     body = {"input_ids": [5, 6, 7], "return_logprob": True, "token_ids_logprob": [5]}

@@ -33,7 +33,7 @@ def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
         return
     if isinstance(obj, GenerateReqInput):
         _numbers_of(obj).check(manager.model_config.vocab_size)
-    _check_adapter(obj)
+    _check_adapter(manager, obj)
     _check_readout(manager, obj, input_ids)
     if getattr(obj, "input_embeds", None) is not None:
         check_input_embeds(obj.input_embeds, embedding_kind(manager))
@@ -55,14 +55,19 @@ def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
         check_positions(len(input_ids), encoder.longest_prompt, field=field)
 
 
-def _check_adapter(obj: Any) -> None:
-    """Refuse an adapter's id, unless SGLang has found it by the one name that a request gives."""
+def _check_adapter(manager: Any, obj: Any) -> None:
+    """Refuse an adapter's id, unless SGLang has found it by the one name that a request gives.
+
+    Without `--enable-lora` an id does no harm, if it is a text.
+    """
     if obj.lora_id is None:
         return
-    if not obj.lora_path:
-        raise wrong("lora_id", "SGLang finds ids itself; send the adapter's name as lora_path.")
     if not isinstance(obj.lora_id, str):
-        raise wrong("lora_path", f"{obj.lora_path!r:.80} is a list; send one name for one prompt.")
+        field = "lora_path" if obj.lora_path else "lora_id"
+        value = getattr(obj, field)
+        raise wrong(field, f"{value!r:.80} is no text; send one name as lora_path for one prompt.")
+    if not obj.lora_path and manager.server_args.enable_lora:
+        raise wrong("lora_id", "SGLang finds ids itself; send the adapter's name as lora_path.")
 
 
 def _check_readout(manager: Any, obj: Any, input_ids: Any) -> None:
