@@ -132,6 +132,17 @@ def sglangs_layer(monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
+def assert_same_in_half(found: Tensor, expected: Tensor) -> None:
+    """Equal to 1e-5, but for few numbers that were rounded to the next one in half precision.
+
+    SGLang keeps the products of float32 layers in half precision. Blocks of another size may add
+    the terms of a sum in another order. If it lies between two halves, its last bit decides.
+    """
+    same = torch.isclose(found, expected, rtol=1e-5, atol=1e-5)
+    assert same.float().mean() > 0.98
+    torch.testing.assert_close(found, expected, rtol=2**-10, atol=2**-11)
+
+
 def test_a_layer_is_the_same_with_every_entry(sglangs_layer: Any, layer: dict[str, Tensor]) -> None:
     stock = sglangs_layer(layer)
     # SGLang keeps the products of float32 in half precision.
@@ -139,7 +150,7 @@ def test_a_layer_is_the_same_with_every_entry(sglangs_layer: Any, layer: dict[st
     for tokens, entry in TABLE.items():
         with EXPERTS.forcing(Entry(tokens, entry["BLOCK_SIZE_M"])):
             found = sglangs_layer(layer)
-        torch.testing.assert_close(found, stock, rtol=1e-5, atol=1e-5)
+        assert_same_in_half(found, stock)
 
 
 ENTRIES = [Entry(tokens, entry["BLOCK_SIZE_M"]) for tokens, entry in TABLE.items()]
@@ -183,7 +194,7 @@ def test_a_layer_is_the_same_whichever_entry_the_device_takes(
     times = (ALWAYS, NEVER) if is_first else (NEVER, ALWAYS)
     with EXPERTS.forcing(Pair(*pair, *times)):
         found = sglangs_layer(layer)
-    torch.testing.assert_close(found, stock, rtol=1e-5, atol=1e-5)
+    assert_same_in_half(found, stock)
     # Both products launch both blocks, and one of them has rows.
     assert [block for block, _ in launched] == [each.block for each in pair] * 2
     assert [rows > 0 for _, rows in launched] == [is_first, not is_first] * 2
@@ -210,7 +221,7 @@ def test_the_device_takes_what_the_routing_of_this_forward_asks_for(
         launched.clear()
         with EXPERTS.forcing(pair):
             found = sglangs_layer(routed)
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        assert_same_in_half(found, expected)
         (block,) = {block for block, rows in launched if rows}
         assert block == pair.taken(counts_of(ids)).block
         taken.add(block)
