@@ -107,20 +107,14 @@ class Forwards:
         job.restart()
         self.queue.push(job)
 
-    def cut(self, job: Job) -> bool:
+    def cut(self, job: Job) -> None:
         """Divide a large job into pieces, without the prefix tokens that the cache has now.
 
         The job must not be queued.
-
-        Returns:
-            Whether the pieces have changed.
         """
         cached = self.cached_tokens(job)
-        if job.pieces and cached == job.cut_behind:
-            return False
         job.pieces = split_request(job.distinct, self._policy.budget, cached)
         job.cut_behind = cached
-        return True
 
     def let_go(self, job: Job, *, computed: bool = False) -> None:
         """End the transaction that a job holds, if any.

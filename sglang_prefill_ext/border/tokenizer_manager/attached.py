@@ -30,7 +30,7 @@ from sglang_prefill_ext.border.tokenizer_manager.stock_answers import (
     forget_outcome,
     rows_of,
     stock_error,
-    with_arrays,
+    with_override_arrays,
 )
 from sglang_prefill_ext.errors import ConfigError, PackingError
 from sglang_prefill_ext.frontend.answers import served_rows
@@ -178,7 +178,7 @@ class AttachableEngine:
             return stock_error(call.rid, error)
 
     async def _score(self, call: StockScore, caller: Caller) -> StockAnswer:
-        arguments = with_arrays(call.arguments)
+        arguments = with_override_arrays(call.arguments)
         result = await self._manager.score_request(**arguments, request=caller)
         rows, tokens = rows_of(result.scores), result.prompt_tokens
         return StockAnswer(call.rid, rows, tokens, result.token_logprobs)

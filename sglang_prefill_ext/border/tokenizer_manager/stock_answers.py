@@ -31,7 +31,7 @@ def rows_of(values: list[Any]) -> list[list[float]]:
         ) from error
 
 
-def with_arrays(arguments: dict[str, Any]) -> dict[str, Any]:
+def with_override_arrays(arguments: dict[str, Any]) -> dict[str, Any]:
     """Turn embeddings, which are sent as lists, into the arrays that our hook takes."""
     query, items = (arguments.get(f"{name}_embed_overrides") for name in ("query", "item"))
     found: dict[str, Any] = {}
