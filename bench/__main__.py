@@ -11,11 +11,11 @@ import typer
 
 from bench.command import Bench
 from bench.options import Alternations, Dtype, Flags, Loads, Name, Shapes
-from bench.plan import Plan
-from bench.plot import save_plot
-from bench.report import Comparison, closed_table, compare_paths, open_table
+from bench.score.plan import Plan
+from bench.score.plot import save_plot
+from bench.score.report import Comparison, closed_table, compare_paths, open_table
+from bench.score.session import ModelRun
 from bench.server import env_of_wheel
-from bench.session import ModelRun
 from bench.workloads import Shape, parse_load
 from sglang_prefill_ext.modelmaker import make_model
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.status import Status
 
 from bench.record import append, run_context
-from bench.score_gate import ScoreGate
+from bench.score.score_gate import ScoreGate
 from sglang_prefill_ext.errors import PrefillExtError
 from sglang_prefill_ext.modelmaker import make_model
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from bench.score_gate import ScoreGate
+from bench.score.score_gate import ScoreGate
 
 
 class Planned(Protocol):

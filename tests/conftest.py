@@ -34,7 +34,7 @@ IN_FLIGHT = {"PREFILL_ONLY_TEST_IN_FLIGHT": "1"}
 
 
 TRACES = CACHE / "traces"
-_IN_SERVERS = str(Path(__file__).parent / "integration" / "in_servers")
+_IN_SERVERS = str(Path(__file__).parent / "integration" / "programs" / "in_servers")
 
 # In all processes of these tests: one that imports SGLang forks all of them.
 if _IN_SERVERS not in (_path := os.environ.get("PYTHONPATH", "")).split(os.pathsep):
@@ -61,7 +61,7 @@ def server(model_dir: Callable[[str], Path], worker_id: str) -> Iterator[LocalSe
 
     Each worker of a run has its own; that of the first is started as a user starts one, the others
     are forked. A forward is in flight between its iterations, as on CUDA. Its processes can record
-    the calls that they make (`tests/integration/in_servers`).
+    the calls that they make (`tests/integration/programs/in_servers`).
     """
     log = CACHE / "logs" / f"server-{worker_id}.log"
     model = model_dir("micro")

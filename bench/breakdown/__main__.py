@@ -15,7 +15,7 @@ from bench.drawing import new_table
 from bench.floor import ModelShape
 from bench.load_generators.wires import Wire, http_bodies
 from bench.options import Preset, Seconds, Shapes
-from bench.plan import PATHS
+from bench.score.plan import PATHS
 from bench.workloads import Shape, draw_requests
 
 _FORMS = (Wire.IDS, Wire.ARRAYS)

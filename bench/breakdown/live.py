@@ -10,7 +10,7 @@ import psutil
 from bench.cores import cpu_seconds
 from bench.http_client import KEEP_ALIVE_ENV, post_bytes
 from bench.load import Window, closed_loop, run_loop
-from bench.plan import BEST_STOCK_ARGS, EXTENSION, QUIET_ARGS
+from bench.score.plan import BEST_STOCK_ARGS, EXTENSION, QUIET_ARGS
 from bench.server import MeasuredServer
 from bench.status import packed_counters
 

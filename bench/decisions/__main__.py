@@ -14,8 +14,8 @@ from bench.decisions.kinds import KINDS
 from bench.decisions.session import DecisionRun
 from bench.floor import ModelShape
 from bench.options import Alternations, Clients, Preset, Seconds, Seed
-from bench.plot import save_plot
-from bench.report import closed_table, compare_paths
+from bench.score.plot import save_plot
+from bench.score.report import closed_table, compare_paths
 
 KindName = StrEnum("KindName", list(KINDS))
 

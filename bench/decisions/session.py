@@ -17,10 +17,10 @@ from bench.gate import TOLERANCE, GateError, largest_logprob_difference
 from bench.http_client import KEEP_ALIVE_ENV, post_bytes
 from bench.load import Window, closed_loop, run_loop
 from bench.load_generators import wrk
-from bench.plan import BEST_STOCK_ARGS, EXTENSION, PATHS, QUIET_ARGS, SPIN_ARGS, STOCK
 from bench.record import Result
+from bench.score.plan import BEST_STOCK_ARGS, EXTENSION, PATHS, QUIET_ARGS, SPIN_ARGS, STOCK
+from bench.score.session import result_of
 from bench.server import MeasuredServer
-from bench.session import result_of
 from bench.status import packed_requests
 from bench.workloads import ClosedLoop
 

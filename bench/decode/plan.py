@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bench.plan import BEST_STOCK_ARGS, EXTENSION
+from bench.score.plan import BEST_STOCK_ARGS, EXTENSION
 from bench.workloads import Shape
 
 ALONE, OPEN, SATURATED = "alone", "open loop", "saturated"

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from bench.decode.plan import ALONE, OPEN, SATURATED, DecodeResult
 from bench.drawing import new_table, picture
-from bench.plan import EXTENSION, PATHS, STOCK
+from bench.score.plan import EXTENSION, PATHS, STOCK
 
 LEAST_ALONE = 0.97
 MOST_ALONE = 1.03

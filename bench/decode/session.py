@@ -21,8 +21,8 @@ from bench.floor import ModelShape
 from bench.gate import GateError
 from bench.http_client import KEEP_ALIVE_ENV, post_bytes
 from bench.load import Window, ask_each, closed_loop, open_loop, poisson_arrivals, run_loop
-from bench.plan import EXTENSION, PATHS, STOCK, Case, make_cases
 from bench.run import Run
+from bench.score.plan import EXTENSION, PATHS, STOCK, Case, make_cases
 from bench.server import MeasuredServer
 from bench.workloads import Shape, draw_requests, generate_body
 

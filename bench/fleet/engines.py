@@ -13,7 +13,7 @@ import httpx
 from bench.cores import SINGLE_THREADED
 from bench.fleet.routers import RouterProcesses, running_routers
 from bench.http_client import KEEP_ALIVE_ENV
-from bench.plan import QUIET_ARGS
+from bench.score.plan import QUIET_ARGS
 from bench.server import MeasuredServer
 from sglang_prefill_ext.errors import ServerStartError
 from sglang_prefill_ext.shared_device.placement import usable_cores

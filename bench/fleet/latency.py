@@ -21,8 +21,8 @@ from bench.fleet.routers import RouterProcesses
 from bench.fleet.turns import cases_of
 from bench.load import Measurement, Window, closed_loop, open_loop, poisson_arrivals, run_loop
 from bench.options import Name, Preset, Seconds, ShapeText, TurnCount
-from bench.plan import Case, alternating
-from bench.score_gate import ScoreGate
+from bench.score.plan import Case, alternating
+from bench.score.score_gate import ScoreGate
 
 
 @dataclass(slots=True)

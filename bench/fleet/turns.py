@@ -10,8 +10,8 @@ from pathlib import Path
 from bench.drawing import picture
 from bench.fleet.engines import parts_and_requests
 from bench.load import Window, closed_loop, run_loop
-from bench.plan import Case, alternating, make_cases
-from bench.score_gate import ScoreGate
+from bench.score.plan import Case, alternating, make_cases
+from bench.score.score_gate import ScoreGate
 from bench.workloads import Shape
 
 _MIN_REQUESTS = 3

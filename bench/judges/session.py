@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from bench.judges.opinion import Opinion, Verdict, compare
-from bench.plan import EXTENSION, PATHS, QUIET_ARGS
+from bench.score.plan import EXTENSION, PATHS, QUIET_ARGS
 from bench.server import MeasuredServer
 from bench.status import requests_by_path
 

@@ -12,9 +12,9 @@ from bench.load_generators.session import GeneratorRun
 from bench.load_generators.tools import require
 from bench.load_generators.wires import Wire
 from bench.options import Alternations, Loads, Name, Preset, Seed, Shapes
-from bench.plan import PATHS
-from bench.plot import save_plot
-from bench.report import closed_table, compare_paths, open_table
+from bench.score.plan import PATHS
+from bench.score.plot import save_plot
+from bench.score.report import closed_table, compare_paths, open_table
 from bench.workloads import Shape, closed_first, parse_load
 
 

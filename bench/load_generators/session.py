@@ -15,10 +15,10 @@ from bench.load_generators.answers import grpc_answers, http_answers
 from bench.load_generators.loads import make_load, on_wire
 from bench.load_generators.servers import Target, running
 from bench.load_generators.wires import Wire, grpc_messages, http_bodies
-from bench.plan import BEST_STOCK_ARGS, EXTENSION, QUIET_ARGS, STOCK
 from bench.record import Result
-from bench.score_gate import ScoreGate
-from bench.session import result_of
+from bench.score.plan import BEST_STOCK_ARGS, EXTENSION, QUIET_ARGS, STOCK
+from bench.score.score_gate import ScoreGate
+from bench.score.session import result_of
 from bench.status import scheduled_requests
 from bench.workloads import (
     LABEL_IDS,

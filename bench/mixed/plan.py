@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bench.plan import BEST_STOCK_ARGS, STOCK
+from bench.score.plan import BEST_STOCK_ARGS, STOCK
 
 ALONE, FCFS, SRPT = "fcfs, one a forward", "fcfs", "srpt"
 EXTENSION_ARGS = {

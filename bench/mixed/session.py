@@ -19,8 +19,8 @@ from bench.load import (
 )
 from bench.mixed.mix import Mix, MixResult, draw_mix, slowdowns
 from bench.mixed.plan import EXTENSION_ARGS, SATURATED_BY, MixPlan
-from bench.plan import STOCK
 from bench.run import Run
+from bench.score.plan import STOCK
 from bench.server import MeasuredServer
 from bench.status import PackedCounters, packed_counters
 from bench.workloads import ScoreRequest, Shape, draw_requests, score_body

@@ -9,9 +9,9 @@ from pathlib import Path
 from bench.cores import cpu_seconds, is_scheduler
 from bench.http_client import KEEP_ALIVE_ENV
 from bench.load import Measurement, Window, closed_loop, run_loop
-from bench.plan import BEST_STOCK_ARGS, QUIET_ARGS, make_cases
 from bench.schedulers.model import Costs, Machine, bound
-from bench.score_gate import ScoreGate
+from bench.score.plan import BEST_STOCK_ARGS, QUIET_ARGS, make_cases
+from bench.score.score_gate import ScoreGate
 from bench.server import MeasuredServer
 from bench.status import PackedCounters, packed_counters
 from bench.workloads import Shape

@@ -24,7 +24,7 @@ def _claims(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef | ast.Async
 
 CLAIMS = [
     claim
-    for path in sorted(INTEGRATION.glob("test_*.py"))
+    for path in sorted(INTEGRATION.glob("*/test_*.py"))
     for claim in _claims(ast.parse(path.read_text()))
 ]
 

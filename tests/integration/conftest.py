@@ -10,9 +10,9 @@ import pytest
 
 from sglang_prefill_ext.local_server import LocalServer
 from sglang_prefill_ext.process.ports import free_port
-from tests.integration.client import Client
-from tests.integration.own_server import client_of
-from tests.integration.reference import Reference
+from tests.integration.support.client import Client
+from tests.integration.support.own_server import client_of
+from tests.integration.support.reference import Reference
 
 
 @pytest.fixture(scope="session")

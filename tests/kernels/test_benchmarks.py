@@ -20,7 +20,7 @@ from bench.kernels import bench_shared_prefix_attention as attention
 from bench.kernels import harness
 from bench.kernels.harness import Case, Way
 from bench.moe.shapes import Shape
-from tests.kernels.test_expert_blocks import aligned
+from tests.kernels.experts.test_expert_blocks import aligned
 
 GPU_ONLY = ("merge-fa3", "merge-flashinfer", "page aliasing, FlashAttention-3")
 

@@ -20,7 +20,7 @@ from bench.fleet.faults.load import Load
 from bench.fleet.faults.schedule import Fault
 from bench.fleet.faults.wires import wires_to
 from bench.fleet.routers import RouterProcesses, running_routers
-from bench.plan import QUIET_ARGS
+from bench.score.plan import QUIET_ARGS
 from bench.status import pool_totals, status_page
 from sglang_prefill_ext.errors import PrefillExtError
 from sglang_prefill_ext.local_server import LocalServer

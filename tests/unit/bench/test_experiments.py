@@ -19,7 +19,7 @@ from bench.gate import Agreement, GateError
 from bench.mixed import __main__ as mixed
 from bench.mixed.plan import FCFS
 from bench.mixed.session import MixRun
-from bench.plan import EXTENSION, STOCK
+from bench.score.plan import EXTENSION, STOCK
 from tests.unit.bench.results import decode_result, mix_result
 
 GREEN = Agreement(100, 1e-7, 2e-7, 0, 1e-5)

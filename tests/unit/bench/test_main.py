@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from bench import __main__ as command
 from bench.gate import Agreement, GateError
-from bench.session import ModelRun
+from bench.score.session import ModelRun
 from bench.workloads import Shape
 from tests.unit.bench.results import result
 
@@ -30,7 +30,8 @@ import signal
 import sys
 from pathlib import Path
 import typer
-from bench import __main__ as command, session
+from bench import __main__ as command
+from bench.score import session
 from sglang_prefill_ext.local_server import LocalServer
 
 # Jobs in the background of a shell ignore it, and so do their children.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sglang_prefill_ext.process.children import module_command
-from tests.integration.client import wait_until
+from tests.integration.support.client import wait_until
 
 ROOT = Path(__file__).parents[3]
 SERVICER = "sglang_prefill_ext.grpc_frontend.servicer"

@@ -13,7 +13,7 @@ from bench.decode.report import (
     pace_by_share,
     phase_table,
 )
-from bench.plan import EXTENSION, STOCK
+from bench.score.plan import EXTENSION, STOCK
 from tests.unit.bench.results import decode_result
 
 RESULTS = [

@@ -23,7 +23,7 @@ from bench.fleet.faults.plot import save_faults_plot
 from bench.fleet.faults.schedule import SHARES, Kind, draw_faults
 from bench.fleet.faults.session import FaultsResult
 from bench.fleet.faults.wires import wires_to
-from tests.integration.client import wait_until
+from tests.integration.support.client import wait_until
 
 RIGHT = {"scores": [[0.25, 0.75]], "id": "a"}
 ASK = Ask("/v1/score", b"{}", RIGHT)

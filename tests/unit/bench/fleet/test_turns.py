@@ -7,7 +7,7 @@ import pytest
 from bench.fleet.turns import TurnResult, Turns, compare_turns
 from bench.gate import GateError
 from bench.http_client import post_bytes
-from bench.plan import Case
+from bench.score.plan import Case
 from bench.workloads import Shape, draw_requests, score_body
 from tests.unit.bench.stand_in import StandIn
 

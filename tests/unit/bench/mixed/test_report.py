@@ -9,7 +9,7 @@ from rich.console import Console
 from bench.mixed.mix import MixResult
 from bench.mixed.plan import FCFS
 from bench.mixed.report import longest_of_fcfs, mix_table
-from bench.plan import STOCK
+from bench.score.plan import STOCK
 from tests.unit.bench.results import mix_result
 
 RESULTS = [

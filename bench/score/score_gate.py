@@ -1,0 +1,50 @@
+"""Keep stock's answers, and compare the extension's with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from bench.gate import TOLERANCE, Agreement, compare
+from bench.score.plan import STOCK
+
+
+@dataclass(slots=True)
+class ScoreGate:
+    """Compares answers to scoring requests, in several sets of numbered requests.
+
+    Attributes:
+        dtype: of the model; decides the tolerance.
+        agreement: name of what was compared -> agreement so far.
+    """
+
+    dtype: str
+    agreement: dict[str, Agreement] = field(default_factory=dict)
+    _expected: dict[str, dict[int, bytes]] = field(default_factory=dict)
+
+    def keep(self, requests: str, answers: Mapping[int, bytes]) -> None:
+        """Keep stock's answers to a set of requests, by their numbers."""
+        self._expected.setdefault(requests, {}).update(answers)
+
+    def check(self, what: str, requests: str, answers: Mapping[int, bytes]) -> None:
+        """Compare the extension's answers with stock's answers to the same requests.
+
+        Raises:
+            GateError: answers differ, or no request was answered by both.
+        """
+        seen = compare(self._expected.get(requests, {}), answers, TOLERANCE[self.dtype])
+        seen.require(f"{what}, {requests} requests")
+        before = self.agreement.get(what)
+        self.agreement[what] = seen if before is None else before.merged_with(seen)
+
+    def hold(self, path: str, what: str, requests: str, answers: Mapping[int, bytes]) -> None:
+        """Keep the answers if `path` is stock; otherwise `check` them."""
+        if path == STOCK:
+            self.keep(requests, answers)
+        else:
+            self.check(what, requests, answers)
+
+    def as_dict(self) -> dict[str, dict[str, Any]]:
+        """Return the agreements in a form for JSON."""
+        return {what: asdict(seen) for what, seen in self.agreement.items()}

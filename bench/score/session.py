@@ -1,0 +1,156 @@
+"""Run stock and extension in turn: start, pass the gate, measure every load, stop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+
+from bench.http_client import KEEP_ALIVE_ENV
+from bench.load import (
+    Measurement,
+    Window,
+    ask_each,
+    closed_loop,
+    open_loop,
+    poisson_arrivals,
+    run_loop,
+)
+from bench.record import Result
+from bench.run import Run
+from bench.score.plan import EXTENSION, PATHS, STOCK, Case, Plan, alternating, make_cases
+from bench.server import MeasuredServer
+from bench.status import packed_requests
+from bench.workloads import ClosedLoop, Load, Shape
+
+_MIN_REQUESTS = 20
+
+
+@dataclass(slots=True)
+class ModelRun(Run[Plan, Result]):
+    """Measures every shape under every load.
+
+    Attributes:
+        logs: directory of the servers' logs.
+    """
+
+    logs: Path
+    _stock_rates: dict[Shape, float] = field(init=False, default_factory=dict)
+
+    def run(self) -> None:
+        """Measure stock and extension in turn.
+
+        Raises:
+            GateError: their answers disagree; then no figure may be shown.
+            LoadError: a server failed under load.
+            ServerStartError: a server did not start.
+        """
+        cases = make_cases(self.model, self.plan.shapes, text=self.plan.text, seed=self.plan.seed)
+        if self.plan.side_by_side:
+            self._side_by_side(cases)
+        else:
+            for repeat in range(self.plan.alternations):
+                self._in_turn(repeat, cases)
+
+    def _in_turn(self, repeat: int, cases: list[Case]) -> None:
+        for path in PATHS:
+            self.tell(f"{self.preset}: start {repeat + 1} of {path}")
+            with self._server(path, repeat) as server:
+                self._check_before_timing(path, server.port, cases)
+                for case, load in self._loads(cases):
+                    self._measure(path, repeat, server.port, case, load)
+
+    def _side_by_side(self, cases: list[Case]) -> None:
+        """Start both servers once; measure each while the other is paused, in alternating order."""
+        with self._server(STOCK, 0) as stock, self._server(EXTENSION, 0) as extension:
+            turns = [(STOCK, stock, extension), (EXTENSION, extension, stock)]
+            for path, server, _ in turns:
+                self._check_before_timing(path, server.port, cases)
+            for case, load in self._loads(cases):
+                for repeat, (path, server, other) in alternating(turns, self.plan.alternations):
+                    with other.paused():
+                        self._measure(path, repeat, server.port, case, load)
+
+    def _loads(self, cases: list[Case]) -> Iterator[tuple[Case, Load]]:
+        return product(cases, self.plan.ordered_loads())
+
+    def _server(self, path: str, repeat: int) -> MeasuredServer:
+        log = self.logs / f"{self.preset}-{path}-{repeat + 1}.log"
+        env = KEEP_ALIVE_ENV | self.plan.server_env(path)
+        return MeasuredServer(self.model, self.plan.server_args(path), env=env, log_path=log)
+
+    def _check_before_timing(self, path: str, port: int, cases: list[Case]) -> None:
+        for case in cases:
+            answers, shape = ask_each(port, case.gate), case.shape
+            self.gate.hold(path, f"{self.preset} {shape}", f"{shape} gate", answers)
+
+    def _measure(self, path: str, repeat: int, port: int, case: Case, load: Load) -> None:
+        packed_before = packed_requests(port)
+        if isinstance(load, ClosedLoop):
+            window = Window(self.plan.seconds, max(_MIN_REQUESTS, 2 * load.clients))
+            rate = None
+            seen = run_loop(closed_loop(port, case.pool, load.clients, window))
+            if path == STOCK and repeat == 0:
+                self._stock_rates[case.shape] = seen.requests_per_s
+        else:
+            window = Window(self.plan.seconds, _MIN_REQUESTS)
+            rate = load.requests_per_s(self._stock_rates.get(case.shape, 0.0))
+            arrivals = poisson_arrivals(rate, window, self.plan.seed)
+            seen = run_loop(open_loop(port, case.pool, arrivals))
+        packed = packed_requests(port) - packed_before
+        shape = str(case.shape)
+        self.gate.hold(path, f"{self.preset} {shape}", f"{shape} timed", seen.answers)
+        self.results.append(
+            result_of(
+                seen,
+                preset=self.preset,
+                shape=shape,
+                load=load,
+                path=path,
+                repeat=repeat,
+                items=case.shape.items,
+                packed_share=packed / seen.sent,
+                rate_per_s=rate,
+                operation_ratio=case.operation_ratio,
+            )
+        )
+
+
+def result_of(
+    seen: Measurement,
+    *,
+    preset: str,
+    shape: str,
+    load: Load,
+    path: str,
+    repeat: int,
+    items: int,
+    packed_share: float,
+    rate_per_s: float | None = None,
+    operation_ratio: float = 1.0,
+) -> Result:
+    """Return the record of what a loop measured.
+
+    Args:
+        items: items per request; all other arguments are fields of `Result`.
+    """
+    return Result(
+        preset=preset,
+        shape=shape,
+        load=str(load),
+        closed=isinstance(load, ClosedLoop),
+        path=path,
+        repeat=repeat,
+        rate_per_s=rate_per_s,
+        requests=len(seen.latencies_s),
+        packed_share=packed_share,
+        seconds=seen.seconds,
+        requests_per_s=seen.requests_per_s,
+        items_per_s=seen.requests_per_s * items,
+        p50_ms=seen.percentile_ms(50),
+        p90_ms=seen.percentile_ms(90),
+        p99_ms=seen.percentile_ms(99),
+        generator_cpu_share=seen.generator_cpu_s / seen.seconds,
+        operation_ratio=operation_ratio,
+    )

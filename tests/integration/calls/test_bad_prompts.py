@@ -1,0 +1,155 @@
+"""Prompts that crash a stock server are refused on every route; other routes stay stock."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.support.client import Client, Json
+from tests.integration.support.fuzz_paths import assert_answered_alike
+from tests.integration.support.fuzz_spoiling import encoded
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
+
+SAMPLING = {"sampling_params": {"max_new_tokens": 2, "temperature": 0}}
+EMPTY = "empty"
+OUTSIDE = "out-of-vocabulary token id"
+
+
+def message_of(answer: Json) -> str:
+    text: str = answer["error"]["message"] if "error" in answer else answer["message"]
+    return text
+
+
+@pytest.mark.patch("P22")
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        ({"text": ""}, EMPTY),
+        ({"text": ["a", ""]}, EMPTY),
+        ({"input_ids": []}, EMPTY),
+        ({"input_ids": [[5], []]}, EMPTY),
+        ({"input_ids": [-1]}, f"{OUTSIDE} -1;"),
+        ({"input_ids": [8_000]}, f"{OUTSIDE} 8000; valid ids are 0 to 7999"),
+        ({"input_ids": [2**40]}, f"{OUTSIDE} {2**40};"),
+        ({"input_ids": [[5], [8_000]]}, f"{OUTSIDE} 8000;"),
+        ({"input_ids": [2**70]}, "elements must be int"),
+    ],
+)
+def test_generate(client: Client, prompt: Json, words: str) -> None:
+    response = client.post("/generate", prompt | SAMPLING)
+    assert response.status_code == 400
+    assert words in message_of(response.json())
+    assert len(client.generate([5, 6], 2)) == 2
+
+
+@pytest.mark.patch("P22")
+@pytest.mark.parametrize("stock", [False, True], ids=["packed", "stock"])
+@pytest.mark.parametrize(
+    ("wanted", "sampling", "words"),
+    [
+        ({"top_logprobs_num": 8_001}, {}, "top_logprobs_num: 8001 is no number up to 8000"),
+        ({"top_logprobs_num": [1]}, {}, "top_logprobs_num: [1] is no number up to 8000"),
+        ({"logprob_start_len": -2}, {}, "logprob_start_len: -2 is no place in the prompt"),
+        ({"logprob_start_len": [0]}, {}, "logprob_start_len: [0] is no place in the prompt"),
+        ({}, {"temperature": 1, "top_k": 2**31}, f"top_k: {2**31} is too large"),
+        ({}, {"min_new_tokens": 1, "stop_token_ids": [-1]}, "stop_token_ids: -1 beside"),
+    ],
+    ids=str,
+)
+def test_numbers_that_end_a_plain_server(
+    client: Client, wanted: Json, sampling: Json, words: str, stock: bool
+) -> None:
+    body = {"input_ids": [5, 6], "return_logprob": True, **wanted}
+    body["sampling_params"] = {"max_new_tokens": 1, "temperature": 0} | sampling
+    response = client.post("/generate", body, stock=stock)
+    assert response.status_code == 400
+    assert words in message_of(response.json())
+    assert len(client.generate([5, 6], 2)) == 2
+
+
+@pytest.mark.parametrize(("adapter", "status"), [("a", 200), (["a"], 400)], ids=str)
+def test_without_adapters_an_id_does_no_harm_and_a_list_ends_a_plain_server(
+    client: Client, adapter: object, status: int
+) -> None:
+    body = {"input_ids": [5, 6], "lora_id": adapter} | SAMPLING
+    assert client.post("/generate", body).status_code == status
+    assert len(client.generate([5, 6], 2)) == 2
+
+
+@pytest.mark.patch("P22")
+def test_positions_that_end_a_plain_server(client: Client) -> None:
+    body = {"input_ids": [5, 6, 7], "return_logprob": True, "token_ids_logprob": [5]}
+    nothing, one = {"max_new_tokens": 0}, {"max_new_tokens": 1}
+    for places, sampling, status in (
+        ([1], nothing, 400),
+        ([1], one, 200),
+        ([3], one, 200),
+        ([3], nothing, 400),
+        ([], nothing, 400),
+    ):
+        asked = body | {"token_indices_to_pool": places, "sampling_params": sampling}
+        for _ in range(2):  # the second time, a plain server finds the prompt in its cache
+            response = client.post("/generate", asked)
+            assert response.status_code == status
+        assert status == 200 or "token_indices_to_pool" in message_of(response.json())
+    assert len(client.generate([5, 6], 2)) == 2
+
+
+@pytest.mark.patch("P22")
+def test_embeddings_of_places_are_for_programs(client: Client) -> None:
+    own = {"positional_embed_overrides": {"embeds": [[0.5] * 64], "positions": [1]}}
+    response = client.post("/generate", {"input_ids": [5, 6]} | own | SAMPLING)
+    assert response.status_code == 400
+    assert "positional_embed_overrides" in message_of(response.json())
+    assert len(client.generate([5, 6], 2)) == 2
+
+
+@pytest.mark.parametrize("start", [-1, 0])
+def test_fewer_log_probs_than_none_are_none(client: Client, start: int) -> None:
+    sampling = {"max_new_tokens": 1, "temperature": 0}
+    body = {"input_ids": [5, 6], "return_logprob": True, "sampling_params": sampling}
+    body |= {"top_logprobs_num": -1, "logprob_start_len": start}
+    assert client.post("/generate", body).status_code == 200
+    assert_answered_alike(client, "/generate", encoded(body))
+
+
+def test_a_stream_ends_with_the_error(client: Client) -> None:
+    response = client.post("/generate", {"input_ids": [8_000], "stream": True} | SAMPLING)
+    assert f"{OUTSIDE} 8000" in response.text
+    assert response.text.rstrip().endswith("[DONE]")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        ("", EMPTY),
+        ([], EMPTY),
+        ([""], EMPTY),
+        (["a", ""], EMPTY),
+        ([8_000], f"{OUTSIDE} 8000;"),
+        ([[5], [9_000]], f"{OUTSIDE} 9000;"),
+    ],
+)
+def test_completions(client: Client, prompt: object, words: str) -> None:
+    response = client.post("/v1/completions", {"model": "m", "prompt": prompt, "max_tokens": 2})
+    assert response.status_code == 400
+    assert words in message_of(response.json())
+    good = client.post("/v1/completions", {"model": "m", "prompt": [5, 6], "max_tokens": 2})
+    assert good.json()["usage"]["prompt_tokens"] == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"model": "m", "input": "text"}),
+        ("/encode", {"text": "text"}),
+        ("/classify", {"text": "text"}),
+        ("/v1/rerank", {"query": "text", "documents": ["text"]}),
+    ],
+)
+def test_routes_for_other_models_keep_their_error(client: Client, path: str, body: Json) -> None:
+    with client.counting() as moved:
+        response = client.post(path, body)
+    assert response.status_code == 400
+    assert "--is-embedding" in message_of(response.json())
+    assert set(+moved) <= {"frontend.text_batches"}, "it was encoded, no more"

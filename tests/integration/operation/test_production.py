@@ -1,0 +1,210 @@
+"""Packed requests on a server with all that operators switch on: logs, exports, traces, a key."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.support.client import Json, random_ids, score_body, wait_until
+from tests.integration.support.own_server import Serving, serving
+from tests.integration.support.parity import assert_paths_agree
+from tests.integration.support.processes import passing_on, scheduler_pid, stopped
+from tests.integration.support.span_collector import SpanCollector, collecting
+from tests.integration.support.stock_metrics import growth
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
+
+NAME = "ranker"
+KEY = "a-key"
+SCORE = score_body(7, 30, [3, 5])
+TOKENS = {"prompt_tokens": 68, "cached_tokens": 0, "completion_tokens": 0}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("production")
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[SpanCollector]:
+    with collecting() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def production(
+    model_dir: Callable[[str], Path], folder: Path, collector: SpanCollector
+) -> Iterator[Serving]:
+    """A server that the last test ends."""
+    flags = ("--enable-prefill-only", "--sleep-on-idle", "--enable-metrics")
+    flags += ("--log-requests", "--log-requests-level", "1", "--log-requests-format", "json")
+    flags += ("--log-requests-target", str(folder / "log"))
+    flags += ("--export-metrics-to-file", "--export-metrics-to-file-dir", str(folder / "export"))
+    flags += ("--served-model-name", NAME, "--api-key", KEY)
+    flags += ("--enable-request-time-stats-logging", "--crash-dump-folder", str(folder / "crash"))
+    flags += ("--enable-trace", "--otlp-traces-endpoint", collector.address)
+    env = {"SGLANG_OTLP_EXPORTER_SCHEDULE_DELAY_MILLIS": "50"}
+    with serving(model_dir("micro"), "production", *flags, env=env) as running:
+        running.client.http.headers["authorization"] = f"Bearer {KEY}"
+        yield running
+
+
+def lines(folder: Path) -> list[Json]:
+    """JSON lines of all files in a folder."""
+    text = "\n".join(path.read_text() for path in sorted(folder.iterdir()))
+    return [json.loads(line[line.index("{") :]) for line in text.splitlines() if line]
+
+
+def test_a_request_without_the_key_is_refused(production: Serving) -> None:
+    bare = {"authorization": ""}
+    for path in ("/v1/score", "/prefill_only/explain"):
+        assert production.client.http.post(path, json=SCORE, headers=bare).status_code == 401
+    assert production.client.http.get("/prefill_only/status", headers=bare).status_code == 401
+    assert production.client.http.get("/health", headers=bare).status_code == 200
+
+
+def test_both_paths_answer_alike(production: Serving) -> None:
+    assert_paths_agree(production.client, score_body(8, 30, [3, 5]))
+
+
+def test_metrics_have_the_served_name(production: Serving) -> None:
+    with growth(production.client) as grown:
+        production.client.score(SCORE)
+    assert {labels["model_name"] for _, labels in map(_named, grown)} == {NAME}
+
+
+def _named(sample: Any) -> tuple[str, dict[str, str]]:
+    name, labels = sample
+    return name, dict(labels)
+
+
+def test_a_packed_call_is_one_line_of_the_log(production: Serving, folder: Path) -> None:
+    before = len(lines(folder / "log"))
+    production.client.score(score_body(9, 30, [3, 5]))
+    (line,) = lines(folder / "log")[before:]
+    assert line["event"] == "request.finished"
+    shown = line["obj"]
+    assert (shown["route"], shown["num_prompts"]) == ("/v1/score", 2)
+    assert not shown.keys() & {"text", "input_ids"}  # from level 2 on
+    meta = line["out"]["meta_info"]
+    assert meta.items() >= TOKENS.items()
+    assert (meta["id"], meta["finish_reason"]["type"]) == (line["rid"], "length")
+
+
+def test_a_packed_call_is_one_line_of_the_export(production: Serving, folder: Path) -> None:
+    def exported() -> list[Json]:
+        """Lines of this call; those of calls before it may come late."""
+        found = lines(folder / "export")
+        return [line for line in found if line["id"] == finished["rid"]]
+
+    logged = len(lines(folder / "log"))
+    production.client.score(score_body(10, 30, [3, 5]))
+    (finished,) = lines(folder / "log")[logged:]
+    wait_until(lambda: bool(exported()))
+    (line,) = exported()
+    assert line.items() >= TOKENS.items()
+    assert json.loads(line["request_parameters"])["num_prompts"] == 2
+
+
+def test_a_packed_call_is_a_part_of_its_callers_trace(
+    production: Serving, collector: SpanCollector
+) -> None:
+    trace, caller = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    parent = {"traceparent": f"00-{trace}-{caller}-01"}
+    body = score_body(14, 30, [3, 5])
+    assert production.client.http.post("/v1/score", json=body, headers=parent).status_code == 200
+    names = ("tokenize", "prefill_waiting", "prefill_forward")
+
+    def roots() -> list[Any]:
+        spans = collector.of_trace(trace).values()
+        return [span for span in spans if span.parent_span_id.hex() == caller]
+
+    wait_until(lambda: len(collector.of_trace(trace)) >= 5)
+    wait_until(lambda: bool(roots()) and {*names} <= collector.of_trace(trace).keys())
+    (root,) = roots()
+    stages = [collector.of_trace(trace)[name] for name in names]
+    times = [
+        time for each in stages for time in (each.start_time_unix_nano, each.end_time_unix_nano)
+    ]
+    assert times == sorted(times)
+    assert root.start_time_unix_nano == times[0]
+    assert root.end_time_unix_nano == times[-1]
+
+
+def test_a_profile_shows_packed_forwards(production: Serving, folder: Path) -> None:
+    client, traces = production.client, folder / "profile"
+    asked = {"output_dir": str(traces), "activities": ["CPU"]}
+    assert client.post("/start_profile", asked).status_code == 200
+    client.score(score_body(15, 30, [3, 5]))
+    assert client.post("/stop_profile", {}).status_code == 200
+    (trace,) = traces.rglob("*.trace.json.gz")
+    names = {
+        event["name"] for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    }
+    assert "aten::_scaled_dot_product_flash_attention_for_cpu" in names
+
+
+@pytest.mark.parametrize("more", [{}, {"start_step": 1}, {"profile_by_stage": True}])
+def test_a_profile_of_two_steps_ends_with_packed_forwards(
+    production: Serving, tmp_path: Path, more: Json
+) -> None:
+    asked = {"output_dir": str(tmp_path), "activities": ["CPU"], "num_steps": 2}
+    assert production.client.post("/start_profile", asked | more).status_code == 200
+
+    def has_ended() -> bool:
+        production.client.score(SCORE)
+        return any(tmp_path.rglob("*.trace.json.gz"))
+
+    wait_until(has_ended)
+
+
+def test_a_level_that_shows_bodies_shows_those_of_packed_calls(
+    production: Serving, folder: Path
+) -> None:
+    body = score_body(11, 30, [3, 5])
+    client = production.client
+    for level in (2, 1):
+        changed = client.post("/configure_logging", {"log_requests_level": level})
+        assert changed.status_code == 200
+        before = len(lines(folder / "log"))
+        client.score(body)
+        shown = [line["obj"] for line in lines(folder / "log")[before:]]
+        assert [each["items"] for each in shown if "items" in each] == [body["items"]] * (level - 1)
+        wanted = {"query": body["query"], "items": body["items"]}
+        assert shown[-1].get("input_ids") == (wanted if level == 2 else None)
+
+
+def test_requests_of_one_token_are_logged_by_sglang(production: Serving, folder: Path) -> None:
+    before = len(lines(folder / "log"))
+    prompt = random_ids(random.Random(12), 9)
+    with production.client.counting() as moved:
+        production.client.generate(prompt, 1)
+    assert moved["frontend.requests.packed"] == 1
+    events = [line["event"] for line in lines(folder / "log")[before:]]
+    assert events == ["request.received", "request.finished"]
+
+
+def test_what_is_under_way_is_answered_before_the_server_ends(production: Serving) -> None:
+    server, client = production
+    seen = server.log_path.stat().st_size
+    assert server.pid is not None
+    with ThreadPoolExecutor() as pool:
+        with stopped(scheduler_pid(server)):
+            with passing_on(client):
+                reply = pool.submit(client.score, score_body(13, 30, [3, 5]))
+            os.kill(server.pid, signal.SIGTERM)
+            wait_until(
+                lambda: b"Remaining number of requests 1" in server.log_path.read_bytes()[seen:]
+            )
+            assert client.http.get("/health").status_code == 503
+        assert len(reply.result()["scores"]) == 2
+    wait_until(lambda: not server.pids)

@@ -1,0 +1,403 @@
+"""Runs one workload through the packed path, stock prefill and Hugging Face; writes all numbers.
+
+``family_runner.py OUT MODEL_DIR...`` writes ``OUT/<directory name>.json`` for every model, with all
+three in float32. For ``bfloat16:MODEL_DIR`` only Hugging Face is in float32, and the file's name
+ends with ``-bfloat16``. It runs as a script, because SGLang's state is one for a process, and each
+model gets a child process. The children are forked after the imports, which take most of the time.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import multiprocessing
+import random
+import sys
+import warnings
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+warnings.simplefilter("ignore")
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from sglang.benchmark import one_batch  # noqa: E402
+from sglang.srt.layers.logits_processor import LogitsProcessor  # noqa: E402
+from sglang.srt.layers.radix_attention import AttentionType, RadixAttention  # noqa: E402
+from sglang.srt.layers.rotary_embedding.rope_variant import (  # noqa: E402
+    Phi3LongRoPEScaledRotaryEmbedding,
+)
+from sglang.srt.managers.schedule_batch import Req  # noqa: E402
+from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool  # noqa: E402
+from sglang.srt.model_executor.model_runner import ModelRunner  # noqa: E402
+from sglang.srt.models import afmoe, ernie4, minimax_m2  # noqa: E402
+from sglang.srt.runtime_context import SpawnRanks, publish  # noqa: E402
+from sglang.srt.sampling.sampling_params import SamplingParams  # noqa: E402
+from sglang.srt.server_args import PortArgs, prepare_server_args  # noqa: E402
+from transformers import (  # noqa: E402
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+)
+
+from sglang_prefill_ext.border.cpu.cpu_platform import capped_on_host  # noqa: E402
+from sglang_prefill_ext.border.model.capability import (  # noqa: E402
+    ENCODER_ARCHITECTURES,
+    VECTOR_ARCHITECTURES,
+    declined_reason,
+)
+from sglang_prefill_ext.border.model.decoder_model import SglangModel  # noqa: E402
+from sglang_prefill_ext.border.model.vector_models import SglangVectorModel  # noqa: E402
+from sglang_prefill_ext.forward.executor import PackedExecutor  # noqa: E402
+from sglang_prefill_ext.forward.kv_pool import (  # noqa: E402
+    OwnPool,
+    PrivateSlots,
+    Room,
+)
+from sglang_prefill_ext.frontend.pack import pack_token_ids  # noqa: E402
+from sglang_prefill_ext.frontend.score.score_call import pack_labels  # noqa: E402
+from sglang_prefill_ext.scheduling.budget import ForwardBudget  # noqa: E402
+from sglang_prefill_ext.scheduling.job import Job  # noqa: E402
+from sglang_prefill_ext.scheduling.prefixed_forward import PrefixedForward  # noqa: E402
+from sglang_prefill_ext.scheduling.split import split_request  # noqa: E402
+from sglang_prefill_ext.wire.arrays import distinct_overrides  # noqa: E402
+from sglang_prefill_ext.wire.packed import PackedRows  # noqa: E402
+from sglang_prefill_ext.wire.read import Vectors  # noqa: E402
+from tests.integration.programs.encoder_report import encoder_report  # noqa: E402
+from tests.unit.wire.strategies import labels_by_read  # noqa: E402
+
+VOCABULARY = 8_000
+ARGS = (
+    *("--device", "cpu", "--max-total-tokens", "4096"),
+    *("--max-running-requests", "4", "--mem-fraction-static", "0.5", "--log-level", "error"),
+    *("--disable-radix-cache", "--disable-overlap-schedule"),
+)
+HALF = "bfloat16:"
+BUDGETS = {"one_forward": 16_384, "small_budget": 64}
+"""Tokens of one forward; with the small one, prefixes are computed in chunks and held."""
+SHAPES = ((40, 2, 8), (7, 50, 5), (150, 9, 12), (0, 20, 4), (33, 4, 1))
+"""Query tokens, most tokens of an item, items."""
+READOUT_BYTES = 3 * 4 * VOCABULARY  # three rows a read-out chunk
+GPU_ONLY = {"GptOssForCausalLM"}
+"""Models whose attention sinks and experts SGLang computes only on a GPU."""
+SGLANGS_NAMES = {"PhimoeForCausalLM": "PhiMoEForCausalLM"}
+"""Architectures whose name Hugging Face writes in another way than Microsoft, and so SGLang."""
+ONE_TOKEN_LONGER = {"cohere2", "cohere2_moe", "exaone_moe"}
+"""Models whose window SGLang 0.5.23 takes as the number of tokens before a token, not with it."""
+UNSUPPORTED_LAYERS = {
+    "logit_soft_cap": {"logit_cap": 50.0, "logit_capping_method": "other"},
+    "cross_attention": {"attn_type": AttentionType.ENCODER_ONLY},
+    "attention_variant": {"use_irope": True},
+    "uneven_heads": {"tp_k_head_num": 1},
+}
+
+
+def requests() -> Iterator[PackedRows]:
+    rng = random.Random(7)
+
+    def tokens(n: int) -> list[int]:
+        return [rng.randrange(VOCABULARY) for _ in range(n)]
+
+    for query_len, longest, count in SHAPES:
+        items = [tokens(rng.randint(1, longest)) for _ in range(count)]
+        labels: Any = rng.sample(range(VOCABULARY), 20)
+        if longest > 20:  # labels of their own for every item
+            labels = [rng.sample(range(VOCABULARY), rng.randint(1, 6)) for _ in items]
+        packed = pack_labels(labels, count, VOCABULARY)
+        assert packed is not None
+        yield pack_token_ids(tokens(query_len), items, False, packed, VOCABULARY)
+
+
+def load_runner(directory: str, dtype: str) -> tuple[Any, Any]:
+    (architecture,) = AutoConfig.from_pretrained(directory).architectures
+    names = json.dumps({"architectures": [SGLANGS_NAMES.get(architecture, architecture)]})
+    model = ("--model-path", directory, "--dtype", dtype, "--json-model-override-args", names)
+    args = prepare_server_args([*model, *ARGS])
+    args.resolve_once()
+    publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
+    one_batch._init_process_global_configs()
+    bench_runner, tokenizer = one_batch.load_model(args, PortArgs.init_new(args), 0, 0)
+    runner = next(v for v in vars(bench_runner).values() if isinstance(v, ModelRunner))
+    return runner, tokenizer
+
+
+class FirstSlots:
+    """Room in a pool that nobody else uses."""
+
+    capacity = 1024
+
+    def take(self, num_tokens: int) -> torch.Tensor:
+        return torch.arange(1, 1 + num_tokens)
+
+    def give_back(self, slots: torch.Tensor) -> None: ...
+
+
+def packed(model: SglangModel, rows: PackedRows, max_tokens: int) -> dict[str, Any]:
+    executor = PackedExecutor(model, readout_bytes=READOUT_BYTES)
+    pieces = split_request(rows, ForwardBudget(max_tokens))
+    room: Room = FirstSlots()
+    if isinstance(model.pool, OwnPool):
+        model.pool.capacity, room = FirstSlots.capacity, model.pool
+    slots = PrivateSlots(room)
+    job = Job("job", rows, pieces=pieces, large=len(pieces) > 1)
+    values: list[float] = []
+    while not job.launched:
+        prefixed = PrefixedForward([job], slots)
+        values += executor.launch(prefixed.plan, prefixed.held, prefixed.stores).wait().tolist()
+        job.next_piece += 1
+    if job.held is not None:
+        job.held.rollback()
+    return {"forwards": len(pieces), "values": values}
+
+
+def overridden(runner: Any, rows: PackedRows) -> PackedRows:
+    """The same rows, with every third token replaced by the model's own embedding of it."""
+    tokens = rows.tokens.copy()
+    embeds = runner.model.model.embed_tokens(torch.from_numpy(tokens[::3]))
+    overrides, tokens[::3] = distinct_overrides(embeds.float().numpy())
+    return replace(rows, tokens=tokens, overrides=overrides)
+
+
+def prompts(rows: PackedRows) -> Iterator[list[int]]:
+    start = rows.prefix_len
+    for length in rows.suffix_lens.tolist():
+        yield [*rows.tokens[: rows.prefix_len].tolist(), *rows.tokens[start : start + length]]
+        start += length
+
+
+def labelled(logits: list[torch.Tensor], rows: PackedRows) -> list[float]:
+    """Label log-probs, row by row, of the rows' last logits."""
+    values: list[float] = []
+    for row_logits, labels in zip(logits, labels_by_read(rows), strict=False):
+        values += row_logits.log_softmax(-1)[torch.tensor(labels)].tolist()
+    return values
+
+
+def stock_logits(runner: Any, tokenizer: Any, prompt: list[int]) -> torch.Tensor:
+    sampling = SamplingParams(max_new_tokens=1, temperature=0)
+    sampling.normalize(tokenizer)
+    ids = array("q", prompt)
+    request = Req(rid="0", origin_input_text="", origin_input_ids=ids, sampling_params=sampling)
+    request.full_untruncated_fill_ids = request.origin_input_ids
+    request.prefix_len = 0
+    request.extend_end = len(ids)
+    request.logprob_start_len = -1
+    _, logits, _ = one_batch.extend([request], runner)
+    runner.req_to_token_pool.clear()
+    runner.token_to_kv_pool_allocator.clear()
+    return logits[0].float()
+
+
+def pools(runner: Any) -> dict[str, Any]:
+    pool = runner.token_to_kv_pool
+    parts = [pool.full_kv_pool, pool.swa_kv_pool] if isinstance(pool, SWAKVPool) else [pool]
+    return {
+        "kv_slots": runner.token_to_kv_pool_allocator.available_size(),
+        "request_rows": runner.req_to_token_pool.available_size(),
+        "kv_buffers": [  # without the slots that `packed` takes, and without the unused slot 0
+            buffer[1 + FirstSlots.capacity :].clone()
+            for part in parts
+            for buffer in (*part.k_buffer, *part.v_buffer)
+        ],
+    }
+
+
+def untouched(before: dict[str, Any], after: dict[str, Any]) -> dict[str, bool]:
+    buffers = zip(before.pop("kv_buffers"), after.pop("kv_buffers"), strict=True)
+    same = {name: before[name] == after[name] for name in before}
+    return {**same, "kv_buffers": all(len(a) > 0 and torch.equal(a, b) for a, b in buffers)}
+
+
+def declined(runner: Any, **changes: bool) -> str | None:
+    scheduler = {"enable_lora": False, "is_generation": runner.is_generation, **changes}
+    return declined_reason(
+        SimpleNamespace(tp_worker=SimpleNamespace(model_runner=runner), **scheduler)
+    )
+
+
+def declined_if_changed(runner: Any) -> dict[str, str | None]:
+    """Why this model would be declined with each unsupported kind of last layer, or of server."""
+    layer = [m for m in runner.model.modules() if isinstance(m, RadixAttention)][-1]
+    reasons = {}
+    for name, changes in UNSUPPORTED_LAYERS.items():
+        before = {attribute: getattr(layer, attribute) for attribute in changes}
+        vars(layer).update(changes)
+        reasons[name] = declined(runner)
+        vars(layer).update(before)
+    kind = type(runner.model)
+    runner.model.__class__ = type("OtherForCausalLM", (kind,), {})
+    reasons["model_architecture"] = declined(runner)
+    runner.model.__class__ = kind
+    factors = [1.0] * 16
+    runner.model.rotary = Phi3LongRoPEScaledRotaryEmbedding(
+        32, 32, 8192, 4096, 10_000, True, torch.float32, factors, factors
+    )
+    reasons["long_rope"] = declined(runner)
+    del runner.model.rotary
+    return reasons
+
+
+@torch.inference_mode()
+def numbers(runner: Any, tokenizer: Any, directory: str) -> dict[str, Any]:
+    reference = AutoModelForCausalLM.from_pretrained(
+        directory,
+        config=reference_config(directory),
+        dtype=torch.float32,
+        attn_implementation="eager",
+    ).eval()
+    runs_here = type(runner.model).__name__ not in GPU_ONLY
+    if not runs_here:
+        borrow_experts(runner.model, reference)
+    work = list(requests())
+    stock = [
+        [stock_logits(runner, tokenizer, p) for p in prompts(rows)] for rows in work * runs_here
+    ]
+    before = pools(runner)  # not blank: stock prefill has written to the slots
+    model = SglangModel(runner, None)
+    results = {
+        name: [packed(model, rows, budget) for rows in work] for name, budget in BUDGETS.items()
+    }
+    results["overridden"] = [packed(model, overridden(runner, rows), 64) for rows in work]
+    unchanged = untouched(before, pools(runner))
+    hugging_face = [
+        [reference(torch.tensor([p])).logits[0, -1].float() for p in prompts(rows)] for rows in work
+    ]
+    return {
+        "vectors": vectors(runner, embedding_of(reference)),
+        "row_labels": [rows.read.lens_of(0, rows.num_rows).tolist() for rows in work],
+        "forwards": {name: [r["forwards"] for r in results[name]] for name in BUDGETS},
+        "packed": {name: [r["values"] for r in each] for name, each in results.items()},
+        "stock": [labelled(logits, rows) for logits, rows in zip(stock, work, strict=False)],
+        "hugging_face": [labelled(*pair) for pair in zip(hugging_face, work, strict=True)],
+        "untouched": unchanged,
+    }
+
+
+def borrow_experts(model: Any, reference: Any) -> None:
+    """Replace SGLang's experts, which run only on a GPU, by Hugging Face's."""
+    for layer, other in zip(model.model.layers, reference.model.layers, strict=True):
+        layer.mlp.forward = partial(_first_of, other.mlp)
+
+
+def _first_of(experts: Any, hidden: torch.Tensor, _batch: Any) -> torch.Tensor:
+    out, _ = experts(hidden[None])
+    return out[0]
+
+
+def reference_config(directory: str) -> Any:
+    config = AutoConfig.from_pretrained(directory)
+    if config.model_type in ONE_TOKEN_LONGER:
+        config.sliding_window += 1
+    return config
+
+
+def embedding_of(reference: Any) -> Callable[[list[int]], torch.Tensor]:
+    """The last token's final state, at unit length."""
+
+    def embed(prompt: list[int]) -> torch.Tensor:
+        state: torch.Tensor = reference.model(torch.tensor([prompt])).last_hidden_state[0, -1]
+        return state / state.norm()
+
+    return embed
+
+
+@torch.inference_mode()
+def vectors(runner: Any, wanted: Callable[[list[int]], torch.Tensor]) -> dict[str, Any]:
+    """Vectors of all rows, packed with both budgets, and of Hugging Face; `[rows, width]`."""
+    if type(runner.model).__name__ not in VECTOR_ARCHITECTURES:
+        return {}
+    model = SglangVectorModel(runner, None)
+    work = [replace(rows, read=Vectors(model.vector_width)) for rows in requests()]
+    found = {
+        name: [value for rows in work for value in packed(model, rows, budget)["values"]]
+        for name, budget in BUDGETS.items()
+    }
+    found["overridden"] = [
+        value for rows in work for value in packed(model, overridden(runner, rows), 64)["values"]
+    ]
+    exact = [wanted(prompt).tolist() for rows in work for prompt in prompts(rows)]
+    shape = (len(exact), model.vector_width)
+    return {name: np.reshape(values, shape).tolist() for name, values in found.items()} | {
+        "hugging_face": exact
+    }
+
+
+def classes(runner: Any, directory: str) -> dict[str, Any]:
+    reference = AutoModelForSequenceClassification.from_pretrained(
+        directory, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    return {"vectors": vectors(runner, lambda prompt: reference(torch.tensor([prompt])).logits[0])}
+
+
+def experts_in_torch(
+    hidden: torch.Tensor,
+    w1: torch.Tensor,
+    w2: torch.Tensor,
+    topk_output: Any,
+    moe_runner_config: Any,
+) -> torch.Tensor:
+    """Stands in for SGLang's `fused_moe`, which needs a GPU."""
+    out = torch.zeros_like(hidden)
+    for expert, (up_and_gate, down) in enumerate(zip(w1, w2, strict=True)):
+        tokens, places = torch.where(topk_output.topk_ids == expert)
+        gate, up = (hidden[tokens] @ up_and_gate.T).chunk(2, dim=-1)
+        made = (torch.nn.functional.silu(gate) * up) @ down.T
+        out.index_add_(0, tokens, made * topk_output.topk_weights[tokens, places, None])
+    return out * moe_runner_config.routed_scaling_factor
+
+
+def norms_in_torch(
+    norms: Any, q: torch.Tensor, k: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """SGLang's own norms of MiniMax M2, one after the other; its kernel for both needs a GPU."""
+    return norms._q_norm(q), norms._k_norm(k)
+
+
+def without_a_gpu() -> None:
+    """Change SGLang's models that would fail without a GPU, so that they run."""
+    ernie4._is_cpu = True  # as on SGLang's own CPU platform; otherwise its router fails
+    afmoe.fused_moe = experts_in_torch
+    minimax_m2.MiniMaxM2QKRMSNorm._forward_naive = norms_in_torch
+    # In a server the patch table does this.
+    logits = LogitsProcessor._get_logits
+    LogitsProcessor._get_logits = lambda *args, **kwargs: capped_on_host(logits, *args, **kwargs)
+
+
+def report(directory: str, dtype: str, out: Path) -> None:
+    torch.set_num_threads(1)
+    without_a_gpu()
+    runner, tokenizer = load_runner(directory, dtype)
+    result: dict[str, Any] = {"declined": declined(runner)}
+    if type(runner.model).__name__ in ENCODER_ARCHITECTURES:
+        with torch.inference_mode():
+            result |= encoder_report(runner, directory, packed)
+    elif not result["declined"] and not runner.is_generation:
+        result |= classes(runner, directory)
+    elif not result["declined"]:
+        result |= numbers(runner, tokenizer, directory)
+        result["declined_if"] = declined_if_changed(runner)
+    out.write_text(json.dumps(result))
+
+
+def main() -> None:
+    out, *models = sys.argv[1:]
+    importlib.import_module("sglang.srt.models.registry")  # else each child would import all models
+    context = multiprocessing.get_context("fork")
+    for model in models:
+        half, directory = model.startswith(HALF), model.removeprefix(HALF)
+        path = Path(out) / f"{Path(directory).name}{'-bfloat16' * half}.json"
+        dtype = "bfloat16" if half else "float32"
+        child = context.Process(target=report, args=(directory, dtype, path))
+        child.start()
+        child.join()
+        if child.exitcode:
+            raise SystemExit(f"{directory}: exit status {child.exitcode}")
+
+
+if __name__ == "__main__":
+    main()

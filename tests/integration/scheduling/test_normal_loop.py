@@ -1,0 +1,151 @@
+"""The event loop without overlap, which the shared server does not run, and native gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from sglang_prefill_ext.process.ports import free_port
+from tests.integration.support import native_grpc
+from tests.integration.support.client import Client, score_body, wait_until
+from tests.integration.support.generation import assert_generation_is_undisturbed
+from tests.integration.support.own_server import Serving, serving
+from tests.integration.support.parity import (
+    assert_paths_agree,
+    assert_same_answer,
+    assert_same_answers,
+)
+from tests.integration.support.processes import leave, scheduler_pid, stopped
+
+pytestmark = pytest.mark.timeout(900)
+
+LONG = {"prefix": 1000, "suffixes": [250] * 400}
+"""Many forwards of the budget below: seconds of work, interruptible between two forwards."""
+
+
+@pytest.fixture(scope="module")
+def grpc_port() -> int:
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def running(model_dir: Callable[[str], Path], grpc_port: int) -> Iterator[Serving]:
+    flags = ("--enable-prefill-only", "--disable-overlap-schedule", "--grpc-port", str(grpc_port))
+    budget = ("--prefill-only-max-forward-tokens", "1024")
+    with serving(model_dir("micro"), "normal_loop", *flags, *budget) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(running: Serving) -> Client:
+    return running.client
+
+
+def test_the_loop_is_the_normal_one(client: Client) -> None:
+    info = client.http.get("/server_info").json()
+    assert info["disable_overlap_schedule"] is True
+
+
+@pytest.mark.parametrize(
+    ("prefix", "suffixes"), [(40, [3] * 20), (0, [5, 9, 2]), (12, [1]), (1500, [100] * 6)]
+)
+def test_packed_and_stock_agree(client: Client, prefix: int, suffixes: list[int]) -> None:
+    assert_paths_agree(client, score_body(prefix, prefix, suffixes))
+
+
+def test_a_prefix_longer_than_a_forward_is_cached_and_holds_nothing_afterwards(
+    client: Client,
+) -> None:
+    client.flush()
+    before, body = client.memory(), score_body(31, 2500, [5, 7])
+    answers, computed, cached = [], [], []
+    for _ in range(3):
+        with client.counting() as moved:
+            answers.append(client.score(body))
+        computed.append(moved["scheduler.tokens_computed"])
+        cached.append(moved["scheduler.tokens_cached"])
+    # Seen once, then kept, then used.
+    assert cached == [0, 0, 2500]
+    assert computed == [2512, 2512, 12]
+    client.assert_memory_returns_to(before)
+    assert_same_answers(answers, [client.score(body, stock=True)] * len(answers))
+
+
+def test_an_aborted_request_of_many_forwards_holds_nothing_afterwards(client: Client) -> None:
+    before, seeds = client.memory(), count(32)
+
+    def is_aborted_while_it_runs() -> bool:
+        def has_begun_or_ended() -> bool:
+            free: int = client.scheduler()["memory"]["kv_slots_free"]
+            return free <= before["kv_slots"] - 3000 or answer.done()
+
+        client.flush()
+        body = score_body(next(seeds), 3000, [250] * 200)
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(client.post, "/v1/score", body)
+            wait_until(has_begun_or_ended)
+            ran = not answer.done()
+            assert client.post("/abort_request", {"abort_all": True}).status_code == 200
+            return ran and answer.result().status_code == 503
+
+    wait_until(is_aborted_while_it_runs)  # it may have ended before that is seen
+    client.assert_memory_returns_to(before)
+
+
+def test_generation_beside_scoring(client: Client) -> None:
+    bodies = [score_body(seed, 200, [20] * 20) for seed in range(20)]
+    assert_generation_is_undisturbed(client, bodies, new_tokens=100)
+
+
+def test_flush_waits_for_packed_work(client: Client) -> None:
+    bodies = [score_body(seed, **LONG) for seed in range(16)]
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        answers = [pool.submit(client.score, body) for body in bodies]
+        wait_until(lambda: client.scheduler()["queue"]["requests"] >= 10)
+        during = client.post("/flush_cache", None)
+        assert during.status_code == 400
+        for answer in answers:
+            answer.result()
+    client.flush()
+
+
+def test_abort_ends_queued_work(client: Client) -> None:
+    bodies = [score_body(seed, **LONG) for seed in range(16)]
+    with client.counting() as moved, ThreadPoolExecutor(len(bodies)) as pool:
+        answers = [pool.submit(client.post, "/v1/score", body) for body in bodies]
+        wait_until(lambda: client.scheduler()["queue"]["requests"] >= 10)
+        assert client.post("/abort_request", {"abort_all": True}).status_code == 200
+        statuses = [answer.result().status_code for answer in answers]
+    assert statuses.count(503) >= 3
+    assert moved["scheduler.requests.aborted"] == statuses.count(503)
+    assert moved["frontend.requests.aborted"] == statuses.count(503)
+
+
+def test_a_client_that_leaves_ends_its_work(running: Serving, client: Client) -> None:
+    with client.counting() as moved:
+        with stopped(scheduler_pid(running.server)):
+            leave(client, score_body(2, **LONG))
+        client.wait_idle()
+    assert moved["scheduler.requests.aborted"] == 1
+    assert moved["frontend.requests.aborted"] == 1
+
+
+def test_native_grpc_is_packed(client: Client, grpc_port: int) -> None:
+    body = score_body(4, 30, [5, 1, 8])
+    with client.counting() as moved:
+        status, answer = native_grpc.score(f"127.0.0.1:{grpc_port}", body)
+    assert status == 200, answer
+    assert moved["frontend.requests.packed"] == 1
+    assert_same_answer(answer, client.score(body, stock=True))
+
+
+def test_native_grpc_reports_wrong_requests(client: Client, grpc_port: int) -> None:
+    body = score_body(4, 30, [5]) | {"items": [[8_000]]}
+    status, answer = native_grpc.score(f"127.0.0.1:{grpc_port}", body)
+    assert status == 400
+    assert "8000" in str(answer)
+    assert client.http.get("/health_generate").status_code == 200
