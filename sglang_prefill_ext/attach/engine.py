@@ -22,11 +22,14 @@ class Engine(Protocol):
 
     def facts(self) -> Facts: ...
 
-    def adapter(self, name: str) -> AbstractAsyncContextManager[str]:
+    def adapter(self, name: str, options: RequestOptions) -> AbstractAsyncContextManager[str]:
         """Yield the id of a LoRA adapter, which is not unloaded meanwhile; empty for an empty name.
+
+        In a pause adapters are unloaded, too, so the end of the pause is awaited first.
 
         Raises:
             RequestError: there is no adapter of that name.
+            DeadlineExceededError: the deadline passed in the pause.
         """
         ...
 
@@ -52,7 +55,7 @@ async def result_of(engine: Engine, row_bytes: bytes, options: RequestOptions) -
             # A deadline of NaN would break the order of the queue.
             raise PackingError(f"a deadline cannot be {options.deadline_ms}")
         rows = rows_from_bytes(row_bytes)
-        async with engine.adapter(rows.adapter) as adapter:
+        async with engine.adapter(rows.adapter, options) as adapter:
             if adapter:
                 rows = replace(rows, adapter=adapter)
             return await engine.serve_rows(rows, options)

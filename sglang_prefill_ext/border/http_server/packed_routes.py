@@ -65,7 +65,7 @@ async def _score(server: PrefillServer, body: bytes, context: CallContext) -> Re
         tokens = scored.prompt_tokens
         usage = _USAGE | {"prompt_tokens": tokens, "total_tokens": tokens}
         write = partial(score_body.answer_body, scored, model=read.model, usage=usage)
-        return await server.path.answers.run_if_large(scored.rows.num_values, write)
+        return await _written(server, context, scored.rows.num_values, write)
 
     read = score_body.ScoreBody.of(body)
     stock = partial(read.stock, server.path.config)
@@ -107,10 +107,22 @@ async def _embed(
             model=server.manager.model_path,
             usage=_USAGE | {"prompt_tokens": tokens, "total_tokens": tokens},
         )
-        return await server.path.answers.run_if_large(embedded.numbers, write)
+        return await _written(server, context, embedded.numbers, write)
 
     name = "openai_serving_embedding"
     return await _answered(server, context, name, answer(), lambda: (body, None))
+
+
+async def _written(
+    server: PrefillServer, context: CallContext, numbers: int, write: Callable[[], bytes]
+) -> bytes:
+    """Write the body of an answer with so many numbers.
+
+    Raises:
+        HTTPException: HTTP 429, too many large answers wait to be written.
+    """
+    with counted(server.path.metrics, context):
+        return await server.path.answers.run_if_large(numbers, write)
 
 
 async def _answered(

@@ -145,11 +145,13 @@ class AttachableEngine:
         self._path.metrics.add(beat.requests, beat.totals)
 
     @asynccontextmanager
-    async def adapter(self, name: str) -> AsyncIterator[str]:
+    async def adapter(self, name: str, options: RequestOptions) -> AsyncIterator[str]:
         """See `engine.Engine`."""
         if not name:
             yield ""
             return
+        async with self._path.exchange.admitted(options):
+            pass
         async with AsyncExitStack() as lease:
             request = EmbeddingReqInput(lora_path=name)
             try:
@@ -184,7 +186,7 @@ class AttachableEngine:
         return StockAnswer(call.rid, rows, tokens, result.token_logprobs)
 
     async def _vectors(self, call: StockVectors, caller: Caller) -> StockAnswer:
-        async with self.adapter(call.adapter):
+        async with self.adapter(call.adapter, RequestOptions()):
             pass  # only to name the field if there is no such adapter, which SGLang does not do
         field = "text" if isinstance(call.prompts[0], str) else "input_ids"
         request = EmbeddingReqInput(

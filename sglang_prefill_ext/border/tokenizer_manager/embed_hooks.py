@@ -90,6 +90,8 @@ async def embed(
         call = vector_arrays(_call_of(manager, obj))
         obj.normalize_batch_and_arguments()
         context.raise_if_taken()
+        if obj.lora_path:
+            await _pause_over(server, context)
         async with acquired_adapter(manager, obj) as adapter:
             call = replace(call, adapter=adapter)
             embedded, record = await packed_vectors(server, frontend, call, context)
@@ -147,6 +149,18 @@ def _answer(manager: Any, obj: Any, call: EmbedCall, embedded: Embedded, record:
         for answer, state in zip(answers, embedded.states, strict=True):
             answer["pooled_hidden_state"] = torch.from_numpy(state.copy()).to(dtype)
     return answers[0] if call.is_single else answers
+
+
+async def _pause_over(server: PrefillServer, context: CallContext) -> None:
+    """Wait until the engine takes requests. SGLang unloads adapters in a pause, too, for which it
+    waits until no request has them.
+
+    Raises: those of `PackedExchange.admitted`.
+    """
+    with counted(server.path.metrics, context):
+        if not context.is_opted_out:
+            async with server.path.exchange.admitted(context.options(), context.request):
+                pass
 
 
 @asynccontextmanager

@@ -283,6 +283,22 @@ def test_every_end_lets_go_of_the_adapter(embedder: Serving) -> None:
     both(client, "/encode", body)
 
 
+def test_an_adapter_is_unloaded_in_a_pause_whatever_waits(embedder: Serving) -> None:
+    client, body = embedder.client, {"input_ids": PROMPTS[1], "lora_path": ADAPTER}
+    wanted = client.post("/encode", body, stock=True).json()
+    with ThreadPoolExecutor(2) as pool:
+        assert client.post("/pause_generation", {"mode": "in_place"}).status_code == 200
+        try:
+            (expiring,) = sent(client, pool, [body], "/encode", {TIMEOUT_HEADER: "1"})
+            (waiting,) = sent(client, pool, [body], "/encode")
+            assert expiring.result().status_code == 504
+            assert unload(client, ADAPTER).json()["success"]
+        finally:
+            client.post("/continue_generation", {})
+    found = waiting.result().json()
+    np.testing.assert_allclose(found["embedding"], wanted["embedding"], atol=TOLERANCE)
+
+
 def test_base64_holds_the_same_numbers(embedder: Serving) -> None:
     body = {"model": "m", "input": PROMPTS[1]}
     plain = vectors(embedder.client.post("/v1/embeddings", body))

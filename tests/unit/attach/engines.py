@@ -117,7 +117,7 @@ class StubEngine:
         self.metrics.add(beat.requests, beat.totals)
 
     @asynccontextmanager
-    async def adapter(self, name: str) -> AsyncIterator[str]:
+    async def adapter(self, name: str, options: RequestOptions) -> AsyncIterator[str]:
         """There is one adapter, `tuned`."""
         if not name:
             yield ""
