@@ -23,6 +23,7 @@ from sglang_prefill_ext.scheduling.prefixed_forward import (
 )
 from sglang_prefill_ext.scheduling.split import cacheable_prefix, split_request
 from sglang_prefill_ext.scheduling.stats import RuntimeStats
+from sglang_prefill_ext.wire.arrays import Float32Array
 from sglang_prefill_ext.wire.status import Status
 
 logger = logging.getLogger(__name__)
@@ -245,6 +246,7 @@ class Forwards:
             self.queue.push(job)
 
     def _collect(self, launched: LaunchedForward) -> None:
+        waiting = [part for part in launched.launched_jobs if part.waits]
         shared = len(launched.launched_jobs) > 1
         try:
             values = launched.completion.wait()
@@ -255,35 +257,35 @@ class Forwards:
                 launched.prefixed.commit()
         except Exception as error:
             launched.prefixed.rollback()
-            jobs = [each.job for each in launched.launched_jobs if each.waits]
-            self._fail(jobs, error, shared=shared)
+            self._fail([part.job for part in waiting], error, shared=shared)
             return
-        now = time.monotonic()
-        self._stats.record_pace(
-            launched.prefixed.plan.num_tokens, now - max(launched.launch_s, self._collect_s)
-        )
-        self._collect_s = now
-        completed, not_finite = [], []
-        for each in launched.launched_jobs:
-            if not each.waits:
-                continue
-            own = values[each.share.values]
-            # A lone request with embeddings of its own is answered with its NaN. The stock path
-            # cannot try again: for some models it takes no embeddings, and SGLang's scheduler
-            # would end.
-            is_final = not shared and len(each.job.rows.overrides) > 0
-            if spoilt and not is_final and np.isnan(own).any():
-                not_finite.append(each.job)
-                continue
-            each.job.values.append(own)
-            if each.job.completed:
-                self._keep(each.job)
-                completed.append(each.job)
-        self._end(completed, Status.OK, "")
-        if not_finite:
-            logger.warning("A packed forward gave NaN for %s", [job.rid for job in not_finite])
+        self._record_pace(launched)
+        # A lone request with embeddings of its own is answered with its NaN. The stock path cannot
+        # try again: for some models it takes no embeddings, and SGLang's scheduler would end.
+        separable = [p for p in waiting if spoilt and (shared or not len(p.job.rows.overrides))]
+        bad = [p.job for p in separable if np.isnan(values[p.share.values]).any()]
+        self._deliver([part for part in waiting if part.job not in bad], values)
+        if bad:
+            logger.warning("A packed forward gave NaN for %s", [job.rid for job in bad])
             message = "The numbers of the request leave the range of the model's precision."
-            self._separate(not_finite, Status.NOT_FINITE, message, shared=shared)
+            self._separate(bad, Status.NOT_FINITE, message, shared=shared)
+
+    def _record_pace(self, launched: LaunchedForward) -> None:
+        """Count the time from the launch, or from the end of the forward before it, until now."""
+        now = time.monotonic()
+        begun = max(launched.launch_s, self._collect_s)
+        self._stats.record_pace(launched.prefixed.plan.num_tokens, now - begun)
+        self._collect_s = now
+
+    def _deliver(self, parts: list[LaunchedJob], values: Float32Array) -> None:
+        """Give jobs their values of a forward; those that have all values now are answered."""
+        completed = []
+        for part in parts:
+            part.job.values.append(values[part.share.values])
+            if part.job.completed:
+                self._keep(part.job)
+                completed.append(part.job)
+        self._end(completed, Status.OK, "")
 
     def _fail(self, jobs: list[Job], error: Exception, *, shared: bool) -> None:
         logger.error("The packed forward of %s failed", [job.rid for job in jobs], exc_info=error)
