@@ -25,9 +25,10 @@ from sglang_prefill_ext.border.messages import (
     PackedStatusResult,
 )
 from sglang_prefill_ext.border.scheduler.packed_work import PackedWork, packed_work
-from sglang_prefill_ext.border.scheduler.runtime_setup import set_up_runtime
+from sglang_prefill_ext.border.scheduler.runtime_setup import RuntimeSetup, set_up_runtime
 from sglang_prefill_ext.border.scheduler.scheduler_status import status_of
 from sglang_prefill_ext.border.scheduler.stock_embeds import refuse_embeddings
+from sglang_prefill_ext.process.collector import Collector
 from sglang_prefill_ext.process.stages import STARTUP
 
 logger = logging.getLogger(__name__)
@@ -67,56 +68,55 @@ def attach_runtime(_result: None, scheduler: Any) -> None:
     STARTUP.mark("model")
     collector = collector_of("scheduler")
     setup = set_up_runtime(scheduler, config)
-    runtime = setup.runtime
     setup.experts.learn()
     parts = (setup.graphs, setup.experts, setup.is_short)
-    work = _process_work = packed_work(scheduler, runtime, config, collector, *parts)
+    work = _process_work = packed_work(scheduler, setup.runtime, config, collector, *parts)
     setattr(scheduler, _ATTRIBUTE, work)
     STARTUP.log("scheduler")
-
-    def on_request(message: PackedRowsReq) -> None:
-        try:
-            rows = message.rows(*setup.widths)
-        except Exception as error:  # an error in the dispatcher would end the scheduler
-            logger.error("Packed request %s cannot be read: %s", message.rid, error)
-            runtime.refuse(message.rid, message, f"{type(error).__name__}: {error}")
-            return
-        runtime.submit(
-            message.rid,
-            rows,
-            message,
-            priority=message.priority,
-            deadline_ms=message.deadline_ms,
-            keep_prefix=message.keep_prefix,
-        )
-
-    def on_expire(message: PackedExpireReq) -> None:
-        runtime.expire(message.now_ms, message.tokens_per_s)
-        work.show_queue()
 
     def on_status(message: PackedStatusReq) -> PackedStatusResult:
         status = status_of(scheduler, work, config, setup)
         return PackedStatusResult(rid=message.rid, payload=json.dumps(status).encode())
 
-    def on_gc(message: GcReq) -> None:
-        act(collector, message, busy=not scheduler.is_fully_idle())
-        _gather_reports(message, scheduler.tp_cpu_group)
-        channels = scheduler.ipc_channels
-        channels.send_to_tokenizer.send_output(message, message)
-        if not get_serving().skip_tokenizer_init:  # else no detokenizer reads that socket
-            channels.send_to_detokenizer.send_output(message, message)
-
-    handlers = {
-        PackedRowsReq: on_request,
-        PackedExpireReq: on_expire,
-        PackedStatusReq: on_status,
-        GcReq: on_gc,
-    }
     mapping = scheduler._request_dispatcher._mapping
-    mapping.update(handlers)
+    mapping[PackedRowsReq] = partial(_on_request, setup)
+    mapping[PackedExpireReq] = partial(_on_expire, work)
+    mapping[PackedStatusReq] = on_status
+    mapping[GcReq] = partial(_on_gc, scheduler, collector)
     for kind in _AFTER_FORWARDS:
         mapping[kind] = _after_forwards(work, mapping[kind], setup.after_update)
     refuse_embeddings(scheduler)
+
+
+def _on_request(setup: RuntimeSetup, message: PackedRowsReq) -> None:
+    try:
+        rows = message.rows(*setup.widths)
+    except Exception as error:  # an error in the dispatcher would end the scheduler
+        logger.error("Packed request %s cannot be read: %s", message.rid, error)
+        setup.runtime.refuse(message.rid, message, f"{type(error).__name__}: {error}")
+        return
+    setup.runtime.submit(
+        message.rid,
+        rows,
+        message,
+        priority=message.priority,
+        deadline_ms=message.deadline_ms,
+        keep_prefix=message.keep_prefix,
+    )
+
+
+def _on_expire(work: PackedWork, message: PackedExpireReq) -> None:
+    work.runtime.expire(message.now_ms, message.tokens_per_s)
+    work.show_queue()
+
+
+def _on_gc(scheduler: Any, collector: Collector, message: GcReq) -> None:
+    act(collector, message, busy=not scheduler.is_fully_idle())
+    _gather_reports(message, scheduler.tp_cpu_group)
+    channels = scheduler.ipc_channels
+    channels.send_to_tokenizer.send_output(message, message)
+    if not get_serving().skip_tokenizer_init:  # else no detokenizer reads that socket
+        channels.send_to_detokenizer.send_output(message, message)
 
 
 def _after_forwards(
