@@ -13,7 +13,8 @@ from sglang.srt.managers.embed_types import PositionalEmbeds
 from sglang_prefill_ext.border.tokenizer_manager.call_context import CallContext
 from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall, Positional
 from sglang_prefill_ext.frontend.overrides.checked import checked_overrides
-from sglang_prefill_ext.frontend.score.score_call import OVERRIDES, ScoreCall
+from sglang_prefill_ext.frontend.overrides.placeholders import checked_matrices
+from sglang_prefill_ext.frontend.score.score_call import OVERRIDES, ScoreCall, ineligible_reason
 from sglang_prefill_ext.wire.arrays import EmbeddingKind
 from sglang_prefill_ext.wire.checks import wrong
 
@@ -32,6 +33,20 @@ def with_arrays(call: ScoreCall) -> ScoreCall:
 def with_tensors(call: ScoreCall) -> ScoreCall:
     """Return a call whose embeddings are tensors, which is what SGLang takes."""
     return _converted(call, np.ndarray, _tensor) if call.has_overrides else call
+
+
+def stock_arguments(call: ScoreCall, kind: EmbeddingKind) -> dict[str, Any]:
+    """Return the arguments of SGLang's method.
+
+    Embeddings are checked first, as on the packed path. SGLang itself would join those of different
+    widths, which ends in HTTP 500.
+
+    Raises:
+        RequestError: see `checked_matrices`.
+    """
+    if call.has_overrides and ineligible_reason(call) is None:
+        checked_matrices(with_arrays(call), 0, kind)
+    return with_tensors(call).arguments()
 
 
 def vector_arrays(call: EmbedCall) -> EmbedCall:

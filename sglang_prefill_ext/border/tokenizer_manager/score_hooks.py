@@ -13,8 +13,8 @@ from sglang_prefill_ext.border.http_server.packed_routes import packed_scores
 from sglang_prefill_ext.border.tokenizer_manager.call_context import call_with, stock_path
 from sglang_prefill_ext.border.tokenizer_manager.override_hooks import (
     call_of,
+    stock_arguments,
     with_arrays,
-    with_tensors,
 )
 from sglang_prefill_ext.border.tokenizer_manager.server import server_of
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
@@ -43,7 +43,7 @@ async def score_request(
     if not manager.is_generation:
         # SGLang makes these scores of vectors, which it asks for by a call that is packed itself.
         context.explain(partial(explain_stock, StockReason.NOT_GENERATION))
-        return await original(manager, **with_tensors(call).arguments())
+        return await original(manager, **stock_arguments(call, server.path.embeddings))
     try:
         context.raise_if_taken()
         scored = await packed_scores(server, with_arrays(call), context)
@@ -51,7 +51,8 @@ async def score_request(
         server.path.metrics.record_fallback(stock.reason)
         context.explain(partial(explain_stock, stock.reason))
         with stock_path():
-            return await original(manager, **with_tensors(stock.call or call).arguments())
+            arguments = stock_arguments(stock.call or call, server.path.embeddings)
+            return await original(manager, **arguments)
     context.explain(partial(explain_packed, scored))
     return ScoreResult(
         scores=scored.scores,

@@ -57,7 +57,7 @@ def place_overrides(
         RequestError: an embedding is of another width or type, or not finite in the model's dtype.
     """
     token = call.embed_override_token_id
-    in_query, in_items = _matrices(call, query.count(token), len(items), kind)
+    in_query, in_items = checked_matrices(call, query.count(token), kind)
     table, (query_ids, item_ids) = _numbered([in_query, in_items])
     if not _fits(token, [query] * len(query_ids), query_ids) or not _fits(token, items, item_ids):
         return None
@@ -119,12 +119,19 @@ def at_placeholders(
     return found
 
 
-def _matrices(
-    call: ScoreCall, in_query: int, num_items: int, kind: EmbeddingKind
+def checked_matrices(
+    call: ScoreCall, in_query: int, kind: EmbeddingKind
 ) -> tuple[list[Matrix | None], list[Matrix | None]]:
     """Embeddings of the query, one matrix for all items or one an item; and those of the items.
 
     Items that share an array share its matrix.
+
+    Args:
+        call: see `place_overrides`.
+        in_query: placeholders in the query, which have the first embeddings of a stacked call.
+
+    Raises:
+        RequestError: an embedding is of another width or type, or not finite in the model's dtype.
     """
     known: dict[int, Matrix] = {}
 
@@ -137,7 +144,7 @@ def _matrices(
 
     if call.stacked_query_item_embed_overrides is None:
         own = call.item_embed_overrides
-        own = [None] * num_items if own is None else own
+        own = [None] * call.num_items if own is None else own
         of_query = [checked("query_embed_overrides", call.query_embed_overrides)]
         return of_query, [checked(f"item_embed_overrides[{i}]", each) for i, each in enumerate(own)]
     whole = [

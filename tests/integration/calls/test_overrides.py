@@ -145,6 +145,10 @@ WIDE = [[0.5] * (HIDDEN + 1)]
     [
         ({"query_embed_overrides": WIDE}, "query_embed_overrides[0]: the shape is"),
         ({"item_embed_overrides": [WIDE, None]}, "item_embed_overrides[0][0]: the shape is"),
+        (
+            {"item_embed_overrides": [WIDE, embeds(1, 2).tolist()]},  # the number is wrong, too
+            "item_embed_overrides[0][0]: the shape is",
+        ),
         ({"query_embed_overrides": form(WIDE)}, "query_embed_overrides: the shape is"),
         (
             {"query_embed_overrides": form([[np.nan] * HIDDEN])},
