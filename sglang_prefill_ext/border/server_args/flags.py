@@ -184,3 +184,5 @@ def _divided_tokens(args: Any) -> Any:
         )
     if args.tp_size > 1 and args.moe_dense_tp_size is not None:
         yield f"--moe-dense-tp-size {args.moe_dense_tp_size} (ranks divide tokens between them)"
+    if args.enable_layernorm_sp:
+        yield "--enable-layernorm-sp (ranks divide the tokens of a prefill between them)"

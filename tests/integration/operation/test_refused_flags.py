@@ -29,6 +29,7 @@ COMBINATIONS: dict[str, list[str]] = {
     "--dcp-size": ["--tp-size", "2", "--dcp-size", "2"],
     "--moe-a2a-backend": ["--tp-size", "2", "--moe-a2a-backend", "deepep"],
     "--moe-dense-tp-size": ["--tp-size", "2", "--moe-dense-tp-size", "1"],
+    "--enable-layernorm-sp": ["--tp-size", "2", "--enable-layernorm-sp"],
     "--use-ray": ["--use-ray"],
     "--nnodes": ["--tp-size", "2", "--nnodes", "2", "--dist-init-addr", "127.0.0.1:9"],
     "--disaggregation-mode": ["--disaggregation-mode", "decode"],
