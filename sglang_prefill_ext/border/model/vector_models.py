@@ -59,8 +59,10 @@ class SglangVectorModel(SglangModel):
             q, v = inputs.q, inputs.v
             return v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
 
-        zero = torch.zeros(1, dtype=torch.int64, device=self.device)
         with torch.inference_mode(), self.stream():
+            # Made on that stream, so its memory is reused only behind the forward, which nobody
+            # waits for.
+            zero = torch.zeros(1, dtype=torch.int64, device=self.device)
             forward = self.prepare(zero, zero, zero, [1], attend_to_itself, shortened=True)
             vectors = forward()
         states = self._hidden_size if self._has_states else 0
