@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from sglang_prefill_ext.attention.kernels import kernel_obstacle
 from sglang_prefill_ext.attention.prefix_libraries import LIBRARIES, library_obstacle
@@ -38,6 +39,22 @@ def resolve_attention(asked: AttentionWay, model: Model) -> AttentionWay:
     raise ConfigError(
         f"--prefill-only-attention {asked} cannot be used here: {obstacle}. Leave the flag out."
     )
+
+
+def way_of_all_ranks(own: AttentionWay, agree: Callable[[list[int]], list[int]]) -> AttentionWay:
+    """Return the way of this rank, or TORCH if another rank has another way.
+
+    All ranks have to launch the same forwards, also those that compile kernels ahead.
+
+    Args:
+        agree: the largest of each number over all ranks.
+    """
+    number = list(AttentionWay).index(own)
+    highest, lowest = agree([number, -number])
+    if highest == -lowest:
+        return own
+    logger.error("Packed attention falls back to torch, which is slow: ranks differ in what works")
+    return AttentionWay.TORCH
 
 
 def _with_right_library(asked: AttentionWay, model: Model) -> AttentionWay:

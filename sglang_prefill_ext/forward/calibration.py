@@ -93,6 +93,8 @@ def calibrate(
 ) -> Calibration:
     """Run a few forwards before anything is served, and capture graphs.
 
+    If a forward of `max_tokens` exhausts the memory, half as many are tried, and so on.
+
     Args:
         max_tokens: most tokens of one forward, as the operator allows.
         agree: makes all ranks plan with the same numbers.
@@ -100,11 +102,11 @@ def calibrate(
         graph_tokens: tokens of the largest graph; 0 for none.
 
     Raises:
-        ConfigError: the largest forward that the operator allows does not fit.
+        ConfigError: a forward fails for another reason, or none of `CHUNK_TOKENS` fits either.
     """
     graphs = NO_GRAPHS
     try:
-        memory = measured_memory(executor, device, max_tokens)
+        memory, max_tokens = _largest_that_fits(executor, device, max_tokens, agree)
         pace = eager = measured_pace(executor, max_tokens, max_tokens)
         if graph_tokens:
             # Measure eager forwards first: from here on short ones are replayed.
@@ -133,6 +135,33 @@ def calibrate(
         1 / pace.s_per_token,
         replace(graphs, eager_tokens=eager_tokens),
     )
+
+
+def _largest_that_fits(
+    executor: PackedExecutor, device: torch.device, max_tokens: int, agree: Agree
+) -> tuple[MemoryModel, int]:
+    """Measure memory with forwards of `max_tokens`, or of fewer; return how many they had, too.
+
+    Raises:
+        OutOfMemoryError: forwards of `CHUNK_TOKENS` or less do not fit.
+    """
+    memory = failure = None
+    try:
+        memory = measured_memory(executor, device, max_tokens)
+    except torch.OutOfMemoryError as error:
+        if max_tokens <= CHUNK_TOKENS:
+            raise
+        failure = str(error)
+    (exhausted,) = agree([int(memory is None)])
+    if memory is not None and not exhausted:
+        return memory, max_tokens
+    fewer = max(max_tokens // 2, CHUNK_TOKENS)
+    logger.warning(
+        "A packed forward of %d tokens exhausts the memory (%s), so %d are tried. To allow more, "
+        "lower --mem-fraction-static.",
+        *(max_tokens, failure or "of another rank", fewer),
+    )
+    return _largest_that_fits(executor, device, fewer, agree)
 
 
 def measured_pace(executor: PackedExecutor, longest: int, max_tokens: int) -> Pace:

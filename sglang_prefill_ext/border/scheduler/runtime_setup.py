@@ -22,7 +22,7 @@ from sglang_prefill_ext.border.scheduler.ask_both_paths import compare_paths, re
 from sglang_prefill_ext.border.scheduler.packed_work import answering
 from sglang_prefill_ext.border.scheduler.radix import prefix_cache_of, room_in, shares_prefixes
 from sglang_prefill_ext.config import KnownAnswers, PrefillOnlyConfig
-from sglang_prefill_ext.forward.attention_choice import resolve_attention
+from sglang_prefill_ext.forward.attention_choice import resolve_attention, way_of_all_ranks
 from sglang_prefill_ext.forward.calibration import Calibration, calibrate
 from sglang_prefill_ext.forward.device import require_usable
 from sglang_prefill_ext.forward.executor import PackedExecutor
@@ -116,7 +116,9 @@ def _set_up_executor(
     """Try what was asked for, then without graphs and kernels, until the answers are right."""
     stream = scheduler.forward_stream_ctx if scheduler.enable_overlap else None
     model = model_of(scheduler.tp_worker.model_runner, stream)
-    asked, room = resolve_attention(config.attention, model), room_in(model.pool, scheduler)
+    agree = partial(_largest_of_all_ranks, scheduler)
+    asked = way_of_all_ranks(resolve_attention(config.attention, model), agree)
+    room = room_in(model.pool, scheduler)
     STARTUP.mark("kernels")
     for attempt in attempts(asked, graphs=_graph_tokens(scheduler, config, model) > 0):
         executor, measured, check = _tried(scheduler, config, model, room, attempt, most_bytes)
@@ -141,15 +143,10 @@ def _tried(
     most_bytes: int | None,
 ) -> tuple[PackedExecutor, Calibration, AnswerCheck | None]:
     """Measure forwards of one attempt, compile kernels, and compare the paths if asked for."""
-
-    def largest_of_all_ranks(numbers: list[_Number]) -> list[_Number]:
-        tensor = torch.tensor(numbers)
-        torch.distributed.all_reduce(tensor, ReduceOp.MAX, group=scheduler.tp_cpu_group)
-        return tensor.tolist()
-
+    agree = partial(_largest_of_all_ranks, scheduler)
     free = free_bytes(model.device)
     own = free if most_bytes is None else min(free, most_bytes)
-    (too_much,) = largest_of_all_ranks([-own])
+    (too_much,) = agree([-own])
     readout = readout_bytes(config.readout_chunk_mib, model.device.type, -too_much)
     executor = PackedExecutor(
         model,
@@ -161,7 +158,7 @@ def _tried(
         executor,
         model.device,
         config.max_forward_tokens,
-        largest_of_all_ranks,
+        agree,
         most_bytes,
         graph_tokens=_graph_tokens(scheduler, config, model) if attempt.graphs else 0,
     )
@@ -174,11 +171,15 @@ def _tried(
     STARTUP.mark("rehearsal")
     check = None
     if config.known_answers is KnownAnswers.ON:
-        check = compare_paths(
-            scheduler, model, executor, measured.budget, slots, largest_of_all_ranks
-        )
+        check = compare_paths(scheduler, model, executor, measured.budget, slots, agree)
         STARTUP.mark("known_answers")
     return executor, measured, check
+
+
+def _largest_of_all_ranks(scheduler: Any, numbers: list[_Number]) -> list[_Number]:
+    tensor = torch.tensor(numbers)
+    torch.distributed.all_reduce(tensor, ReduceOp.MAX, group=scheduler.tp_cpu_group)
+    return tensor.tolist()
 
 
 def look_at_weights(model: torch.nn.Module, executor: PackedExecutor) -> Callable[[], None]:

@@ -51,7 +51,8 @@ class CudaCapture:
         current.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            # SGLang's threads that move K/V may call CUDA meanwhile.
+            with torch.cuda.graph(graph, self._pool, self._stream, "thread_local"):
                 result = work()
         finally:
             torch.cuda.set_stream(current)  # if the capture fails, torch leaves its stream current

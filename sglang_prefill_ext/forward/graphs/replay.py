@@ -89,7 +89,7 @@ class PackedGraphs:
             except Exception as failure:
                 reason = NO_GRAPHS
                 self.give_up(f"a replay failed: {_said(failure)}")
-                logger.debug("The replay that failed", exc_info=failure)
+                logger.warning("The replay that failed", exc_info=failure)
         self.use.forwards[reason] += 1
         return hidden
 
@@ -138,7 +138,7 @@ class PackedGraphs:
             # Models, compilers and drivers raise all kinds of errors; all mean: no graphs.
             self._graphs.clear()
             self.give_up(f"the capture of {[*buckets]} failed: {_said(failure)}")
-            logger.debug("The capture that failed", exc_info=failure)
+            logger.warning("The capture that failed", exc_info=failure)
         self.use.sizes = tuple(graph.bucket.tokens for graph in self._graphs)
 
     def _choice(

@@ -12,7 +12,13 @@ import torch
 
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.forward import calibration
-from sglang_prefill_ext.forward.calibration import Pace, calibrate, measured_memory, measured_pace
+from sglang_prefill_ext.forward.calibration import (
+    CHUNK_TOKENS,
+    Pace,
+    calibrate,
+    measured_memory,
+    measured_pace,
+)
 from sglang_prefill_ext.forward.executor import PackedExecutor
 from sglang_prefill_ext.forward.memory import MemoryModel, peak_bytes
 from sglang_prefill_ext.forward.upload import ForwardCompletion
@@ -189,13 +195,16 @@ def test_ranks_plan_with_the_largest_needs_and_the_least_memory(executor: Packed
 
     def agree(numbers: list[int]) -> list[int]:
         asked.append(numbers)
+        if len(numbers) == 1:
+            return numbers
         return [5000, 700, -(1 << 30), 77, 99]
 
     measured = calibrate(executor, CPU, 100, agree)
     assert measured.budget == ForwardBudget(100, 1 << 30, 5000, 700)
     assert measured.launch_tokens == 77
     assert measured.graphs == GraphCost(0, 99)
-    ((_, _, too_much, launch_tokens, eager_tokens),) = asked
+    (exhausted,), (_, _, too_much, launch_tokens, eager_tokens) = asked
+    assert exhausted == 0
     assert too_much < 0 == eager_tokens < launch_tokens
 
 
@@ -214,6 +223,43 @@ def test_a_model_that_cannot_run_is_refused_with_the_remedy() -> None:
 
     with pytest.raises(ConfigError, match=r"no memory for 2 GiB.*--mem-fraction-static"):
         calibrate(Exhausted(TinyModel(), readout_bytes=1), CPU, 100, alone)
+
+
+class Limited(PackedExecutor):
+    """Has no memory for forwards of more than `most` tokens."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(TinyModel(), readout_bytes=READOUT_BYTES)
+        self.most = most
+
+    def launch(self, plan: ForwardPlan, held: Any, stores: Any) -> ForwardCompletion:
+        if plan.num_tokens > self.most:
+            raise torch.OutOfMemoryError("no memory for 2 GiB")
+        return super().launch(plan, held, stores)
+
+
+@pytest.mark.parametrize(
+    ("asked", "most", "found"), [(16_384, 9_000, 8_192), (5_000, 4_500, 4_096)]
+)
+def test_a_forward_that_exhausts_the_memory_is_tried_with_fewer_tokens(
+    asked: int, most: int, found: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert calibrate(Limited(most), CPU, asked, alone).budget.max_tokens == found
+    assert f"A packed forward of {asked} tokens exhausts the memory (no memory" in caplog.text
+
+
+def test_a_rank_follows_another_one_whose_memory_is_exhausted() -> None:
+    answers = iter([[1], [0]])
+
+    def agree(numbers: list[int]) -> list[int]:
+        return next(answers) if len(numbers) == 1 else numbers
+
+    assert calibrate(Limited(16_384), CPU, 10_000, agree).budget.max_tokens == 5_000
+
+
+def test_memory_for_no_chunk_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no memory for 2 GiB"):
+        calibrate(Limited(CHUNK_TOKENS - 1), CPU, 16_384, alone)
 
 
 class NotedGraphs(PackedExecutor):

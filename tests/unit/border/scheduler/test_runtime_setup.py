@@ -95,6 +95,7 @@ class Tries:
             runtime_setup, "_graph_tokens", lambda _s, config, _m: config.cuda_graphs or 0
         )
         monkeypatch.setattr(runtime_setup, "resolve_attention", lambda asked, _model: asked)
+        monkeypatch.setattr(runtime_setup, "_largest_of_all_ranks", lambda _s, numbers: numbers)
 
     def forget_graphs(self) -> None:
         self.without_graphs += 1

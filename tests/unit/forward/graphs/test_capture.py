@@ -57,8 +57,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         done.append(f"off {stream.name}")
 
     @contextmanager
-    def capturing(graph: Any, *, pool: Any, stream: FakeStream) -> Iterator[None]:
-        done.append(f"capture on {stream.name} in {pool}")
+    def capturing(graph: Any, pool: Any, stream: FakeStream, mode: str) -> Iterator[None]:
+        done.append(f"capture on {stream.name} in {pool}, {mode}")
         yield
         done.append("captured")
 
@@ -95,7 +95,7 @@ def test_with_cuda_work_is_warmed_up_captured_once_and_replayed_without_it(
         *["work"] * WARM_UPS,
         "off side",
         "current waits for side",
-        "capture on side in one pool",
+        "capture on side in one pool, thread_local",
         "work",
         "captured",
         "back on current",
