@@ -109,7 +109,7 @@ class PackedAttentionBackend(AttentionBackend):  # type: ignore[misc]
             k.view(-1, layer.tp_k_head_num, layer.qk_head_dim),
             v.view(-1, layer.tp_v_head_num, layer.v_head_dim),
             layer.scaling,
-            AttentionVariant(layer.logit_cap, window, sinks),
+            AttentionVariant(layer.logit_cap or 0.0, window, sinks),
         )
         out: Tensor = forward_batch.attend(layer.layer_id, inputs)
         return out.reshape(len(out), layer.tp_q_head_num * layer.v_head_dim)

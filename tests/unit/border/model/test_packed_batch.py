@@ -9,6 +9,7 @@ import pytest
 import torch
 from sglang.srt.models import utils
 
+from sglang_prefill_ext.attention.inputs import AttentionVariant, LayerInputs
 from sglang_prefill_ext.border.model.packed_batch import (
     Adapters,
     PackedAttentionBackend,
@@ -49,6 +50,21 @@ def test_only_read_positions_leave_the_last_layer_and_its_adapters_know(
     assert out.tolist() == (TOKENS if left is None else TOKENS[left]).tolist()
     assert told == ([] if left is None else [len(left)])
     assert [each.tolist() for each in written] == [out.tolist() for _ in told]
+
+
+def test_a_cap_of_scores_that_is_switched_off_is_none_for_the_kernels() -> None:
+    """A Gemma 2 whose configuration has null for the cap; the kernels compare it with 0."""
+    layer: Any = SimpleNamespace(layer_id=0, **LAYER | {"logit_cap": None})
+    seen: list[AttentionVariant] = []
+
+    def attend(_layer: int, inputs: LayerInputs) -> torch.Tensor:
+        seen.append(inputs.variant)
+        return inputs.q
+
+    backend = PackedAttentionBackend(STOCK, last_layer=3)
+    batch: Any = SimpleNamespace(read_at=None, attend=attend)
+    backend.forward_extend(TOKENS, TOKENS, TOKENS, layer, batch)
+    assert [each.soft_cap for each in seen] == [0.0]
 
 
 def test_what_packed_attention_does_not_know_is_an_error() -> None:
