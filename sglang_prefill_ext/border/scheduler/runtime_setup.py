@@ -113,15 +113,27 @@ def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
 def _set_up_executor(
     scheduler: Any, config: PrefillOnlyConfig, most_bytes: int | None
 ) -> tuple[PackedExecutor, Calibration, Room, AnswerCheck | None]:
-    """Try what was asked for, then without graphs and kernels, until the answers are right."""
+    """Try what was asked for, then without graphs and kernels, until the answers are right.
+
+    Raises:
+        Exception: forwards fail in the last attempt; or on one of several ranks, where the others
+            may wait for it in the middle of a forward.
+    """
     stream = scheduler.forward_stream_ctx if scheduler.enable_overlap else None
     model = model_of(scheduler.tp_worker.model_runner, stream)
     agree = partial(_largest_of_all_ranks, scheduler)
     asked = way_of_all_ranks(resolve_attention(config.attention, model), agree)
     room = room_in(model.pool, scheduler)
     STARTUP.mark("kernels")
-    for attempt in attempts(asked, graphs=_graph_tokens(scheduler, config, model) > 0):
-        executor, measured, check = _tried(scheduler, config, model, room, attempt, most_bytes)
+    ways = attempts(asked, graphs=_graph_tokens(scheduler, config, model) > 0)
+    for attempt in ways:
+        try:
+            executor, measured, check = _tried(scheduler, config, model, room, attempt, most_bytes)
+        except Exception:
+            if attempt is ways[-1] or torch.distributed.get_world_size(scheduler.tp_cpu_group) > 1:
+                raise
+            logger.exception("Prefill-only serving: forwards fail with %s", attempt.described)
+            continue
         if check is None or check.same:
             break
         logger.error("Prefill-only serving: wrong answers with %s: %s", attempt.described, check)

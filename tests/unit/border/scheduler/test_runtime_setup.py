@@ -73,10 +73,18 @@ RIGHT, WRONG = (
 )
 
 
-class Tries:
-    """Sets up nothing: records what is tried, and returns given verdicts."""
+FAILS = ArithmeticError("a kernel does not compile")
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *verdicts: AnswerCheck | None) -> None:
+
+class Tries:
+    """Sets up nothing: records what is tried, and returns verdicts, or raises them."""
+
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        *verdicts: AnswerCheck | Exception | None,
+        ranks: int = 1,
+    ) -> None:
         self.tried: list[tuple[AttentionWay, bool]] = []
         self.without_graphs = 0
         left = list(verdicts)
@@ -84,10 +92,14 @@ class Tries:
         def tried(*args: Any) -> Any:
             *_, attempt, _bytes = args
             self.tried.append(attempt[:2])
-            return self, len(self.tried), left.pop(0)
+            verdict = left.pop(0)
+            if isinstance(verdict, Exception):
+                raise verdict
+            return self, len(self.tried), verdict
 
         self.graph_use = GraphUse()
         monkeypatch.setattr(runtime_setup, "_tried", tried)
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda _group: ranks)
         model = SimpleNamespace(pool=None, device=torch.device("cpu"))
         monkeypatch.setattr(runtime_setup, "model_of", lambda _runner, _stream: model)
         monkeypatch.setattr(runtime_setup, "room_in", lambda _pool, _scheduler: "room")
@@ -102,7 +114,7 @@ class Tries:
 
     def set_up(self, **knobs: Any) -> Any:
         worker = SimpleNamespace(model_runner=None)
-        scheduler = SimpleNamespace(enable_overlap=False, tp_worker=worker)
+        scheduler = SimpleNamespace(enable_overlap=False, tp_worker=worker, tp_cpu_group=None)
         found = runtime_setup._set_up_executor(scheduler, PrefillOnlyConfig(**knobs), None)
         executor, measured, room, check = found
         assert room == "room"
@@ -118,6 +130,27 @@ def test_wrong_graphs_are_left_out_and_named(
     assert tries.without_graphs == 1
     assert "replaying forwards as graphs is left out" in caplog.text
     assert "is OFF" not in caplog.text
+
+
+def test_what_fails_is_left_out_like_what_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries = Tries(monkeypatch, FAILS, FAILS, RIGHT)
+    assert tries.set_up(cuda_graphs=64) == (tries, 3, RIGHT)
+    ways = [(AttentionWay.AUTO, True), (AttentionWay.AUTO, False), (AttentionWay.TORCH, False)]
+    assert tries.tried == ways
+    assert "forwards fail with --prefill-only-attention auto with graphs" in caplog.text
+    assert "a kernel does not compile" in caplog.text
+
+
+def test_a_failure_of_the_last_way_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ArithmeticError):
+        Tries(monkeypatch, FAILS, FAILS).set_up()
+
+
+def test_a_failure_on_one_of_several_ranks_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ArithmeticError):
+        Tries(monkeypatch, FAILS, RIGHT, ranks=2).set_up()
 
 
 def test_wrong_kernels_are_left_out_and_named(
