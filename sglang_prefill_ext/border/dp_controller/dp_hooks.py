@@ -25,6 +25,7 @@ def route_packed(_result: None, controller: Any) -> None:
     config = config_of(controller.server_args)
     if config is None:
         return
+    _take_requests_without_room(controller)
     balanced = config.schedulers > 1 and controller.refresh_load_budget_on_dispatch
     choose = _least_loaded(controller) if balanced else controller.dispatching
 
@@ -43,6 +44,23 @@ def route_packed(_result: None, controller: Any) -> None:
     handlers[PackedRowsReq] = dispatch
     handlers[GcReq] = pass_on
     _end_with_any_replica(controller)
+
+
+def _take_requests_without_room(controller: Any) -> None:
+    """On a prefill server, send requests without a bootstrap room to the replicas in turn.
+
+    Packed requests never have one. Of others, SGLang's schedulers refuse each; but its choice of a
+    replica by the room would end the controller, and so the server.
+    """
+    by_room = controller.follow_bootstrap_room_scheduler
+    if controller.dispatching != by_room:
+        return
+
+    def dispatch(message: Any) -> None:
+        has_room = getattr(message, "bootstrap_room", None) is not None
+        (by_room if has_room else controller.round_robin_scheduler)(message)
+
+    controller.dispatching = dispatch
 
 
 def _least_loaded(controller: Any) -> Callable[[PackedRowsReq], None]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sglang.srt.managers.data_parallel_controller import DataParallelController
 
 from sglang_prefill_ext.border.dp_controller import dp_hooks
 from sglang_prefill_ext.border.dp_controller.several_schedulers import BOARD_ATTRIBUTE
@@ -36,3 +37,23 @@ def test_a_prefix_returns_to_the_scheduler_that_has_it_of_that_adapter(
         send(PackedRowsReq.of("r", rows, RequestOptions()))
     homes = ["first", "second", "second", "first", "first"]
     assert sent == (homes if caching else ["first", "second"] * 2 + ["first"])
+
+
+def test_a_request_without_bootstrap_room_does_not_end_the_controller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[Any] = []
+    name = "sglang.srt.managers.data_parallel_controller.sock_send"
+    monkeypatch.setattr(name, lambda worker, _: sent.append(worker))
+    controller = object.__new__(DataParallelController)
+    controller.workers, controller.status = ["first", "second"], [True, True]
+    controller._active_workers, controller.round_robin_counter = [0, 1], 0
+    controller.dispatching = controller.follow_bootstrap_room_scheduler
+    dp_hooks._take_requests_without_room(controller)
+    rows = PackedRows(int_array([1, 7]), 1, int_array([1]), Labels(int_array([1])))
+    packed = PackedRowsReq.of("r", rows, RequestOptions())
+    stock = SimpleNamespace(routed_dp_rank=None, bootstrap_room=None)
+    of_the_pair = SimpleNamespace(routed_dp_rank=None, bootstrap_room=7)
+    for message in (packed, stock, of_the_pair, packed):
+        controller.dispatching(message)
+    assert sent == ["first", "second", "second", "first"]
