@@ -211,6 +211,7 @@ def _is_plain(scheduler: Any) -> bool:
     """Whether the pool has all K/V of the prefixes in the tree.
 
     A draft model has K/V of its own for the same slots, which packed forwards do not compute.
+    Neither do they write the marks by which ``--kv-canary`` knows the slots of a prefix.
     """
     tree, speculation = scheduler.tree_cache, scheduler.spec_algorithm
     return (
@@ -218,4 +219,5 @@ def _is_plain(scheduler: Any) -> bool:
         and not tree.disable
         and (speculation.is_none() or speculation.is_ngram())
         and not scheduler.enable_hierarchical_cache
+        and scheduler.tp_worker.model_runner.canary_manager is None
     )

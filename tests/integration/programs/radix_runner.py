@@ -118,7 +118,9 @@ class Memory:
                 tree_components=(ComponentType.FULL,),
             )
         )
-        runner = SimpleNamespace(token_to_kv_pool=self.pool, dtype=torch.float32)
+        runner = SimpleNamespace(
+            token_to_kv_pool=self.pool, dtype=torch.float32, canary_manager=None
+        )
         self.scheduler = SimpleNamespace(
             tree_cache=self.tree,
             token_to_kv_pool_allocator=allocator,
@@ -414,6 +416,9 @@ def caches_if_changed() -> dict[str, bool]:
     window_pool = SWAKVPool.__new__(SWAKVPool)  # its layers with a window keep fewer tokens
     with envs.SGLANG_USE_HND_KVCACHE.override(True):
         head_by_head = Memory(1, PrefixCaching.ALWAYS)
+    marked = SimpleNamespace(
+        token_to_kv_pool=plain.pool, dtype=torch.float32, canary_manager=object()
+    )
     windowed = SimpleNamespace(token_to_kv_pool=window_pool, dtype=torch.float32)
     return {
         "plain": cached(plain),
@@ -423,6 +428,7 @@ def caches_if_changed() -> dict[str, bool]:
         "head_by_head": cached(head_by_head),
         "drafted_by_a_table": cached(plain, spec_algorithm=SpeculativeAlgorithm.NGRAM),
         "drafted_by_a_model": cached(plain, spec_algorithm=SpeculativeAlgorithm.STANDALONE),
+        "kv_canary": cached(plain, tp_worker=SimpleNamespace(model_runner=marked)),
         "window_pool": cached(plain, tp_worker=SimpleNamespace(model_runner=windowed)),
     }
 

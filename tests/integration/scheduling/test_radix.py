@@ -59,5 +59,6 @@ def test_only_plain_trees_and_pools_are_used(report: dict[str, Any]) -> None:
         "head_by_head": False,
         "drafted_by_a_table": True,
         "drafted_by_a_model": False,
+        "kv_canary": False,
         "window_pool": False,
     }
