@@ -107,7 +107,12 @@ class CallRecords:
         self._counters: RequestCounters | None = None
         if manager.enable_metrics:
             first_tokens = manager.server_args.disaggregation_mode != "prefill"
-            self._counters = RequestCounters(manager.metrics_collector, first_tokens=first_tokens)
+            priority = (
+                manager.default_priority_value if manager.enable_priority_scheduling else None
+            )
+            self._counters = RequestCounters(
+                manager.metrics_collector, first_tokens=first_tokens, priority=priority
+            )
 
     @cached_property
     def _exports(self) -> bool:

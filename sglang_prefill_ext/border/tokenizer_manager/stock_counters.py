@@ -46,14 +46,17 @@ class RequestCounters:
         collector: SGLang's; if it uses another library than Prometheus, prompts are observed one by
             one.
         first_tokens: whether SGLang observes the time to the first token of a request.
+        priority: of requests that name none, which is one of their labels; None if there is none.
     """
 
-    def __init__(self, collector: Any, *, first_tokens: bool) -> None:
+    def __init__(self, collector: Any, *, first_tokens: bool, priority: int | None = None) -> None:
         labels = collector.labels
+        self._aborted = collector.num_aborted_requests_total.labels(**labels)
+        if priority is not None:
+            labels = labels | {"priority": str(priority)}
         whole = labels | {"is_streaming": "false"}
         histogram = _Histogram if collector._histogram_cls is None else _InjectedHistogram
         self._requests = collector.num_requests_total.labels(**whole)
-        self._aborted = collector.num_aborted_requests_total.labels(**labels)
         self._prompt_tokens = collector.prompt_tokens_total.labels(**whole)
         self._new_tokens = collector.generation_tokens_total.labels(**whole)
         self._cached = collector.cached_tokens_total.labels(**labels, cache_source="device")

@@ -7,7 +7,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-LABELS = {"model_name": "m"}
+LABELS = {"model_name": "m", "priority": ""}
 BUCKETS = (1, 2, 5, 100)
 _WHOLE = (*LABELS, "is_streaming")
 _COUNTERS = {

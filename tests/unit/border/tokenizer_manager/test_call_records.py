@@ -33,6 +33,7 @@ class Manager(SimpleNamespace):
         super().__init__(
             rid_to_state={},
             enable_metrics=True,
+            enable_priority_scheduling=False,
             enable_trace=False,
             metrics_collector=collector(registry),
             server_args=SimpleNamespace(disaggregation_mode="null"),

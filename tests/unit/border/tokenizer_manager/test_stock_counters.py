@@ -35,3 +35,16 @@ def test_together_is_one_by_one(
     found, wanted = samples(together), samples(one_by_one)
     assert found.keys() == wanted.keys()
     np.testing.assert_allclose(list(found.values()), list(wanted.values()), rtol=1e-12)
+
+
+def test_prompts_have_the_default_priority_of_the_server() -> None:
+    registry = CollectorRegistry()
+    counters = RequestCounters(collector(registry), first_tokens=True, priority=3)
+    counters.record(served([(5, 2)], new_tokens=1), 0.5)
+    counters.record_aborted(1)
+    found = {
+        family.name: {sample.labels["priority"] for sample in family.samples if sample.value}
+        for family in registry.collect()
+    }
+    assert found.pop("num_aborted_requests") == {""}  # SGLang looks at no request there
+    assert list(found.values()) == [{"3"}] * 9
