@@ -21,7 +21,7 @@ from sglang_prefill_ext.attention.way import HeadShape
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.errors import ConfigError, PackingError
 from sglang_prefill_ext.forward import attention_choice
-from sglang_prefill_ext.forward.attention_choice import resolve_attention
+from sglang_prefill_ext.forward.attention_choice import resolve_attention, way_of_all_ranks
 from sglang_prefill_ext.forward.layers import Attention
 from sglang_prefill_ext.forward.upload import upload
 from sglang_prefill_ext.layout import kernel_plan
@@ -316,3 +316,18 @@ def test_nan_stays_with_its_group(
         assert out[start].isnan().all()
         assert torch.equal(out[:start], wanted[:start])
         assert torch.equal(out[stop:], wanted[stop:])
+
+
+@pytest.mark.parametrize("own", AttentionWay)
+@pytest.mark.parametrize("other", AttentionWay)
+def test_ranks_have_one_way(own: AttentionWay, other: AttentionWay) -> None:
+    asked: list[list[int]] = []
+
+    def alone(numbers: list[int]) -> list[int]:
+        asked.append(numbers)
+        return numbers
+
+    assert [way_of_all_ranks(way, alone) for way in (own, other)] == [own, other]
+    together = [max(pair) for pair in zip(*asked, strict=True)]
+    found = {way_of_all_ranks(way, lambda _numbers: together) for way in (own, other)}
+    assert found == ({own} if own is other else {AttentionWay.TORCH})
