@@ -132,7 +132,7 @@ def us_of(launch: Launch) -> list[float]:
 def main() -> None:
     """Print the calls and the times of every launch."""
     torch.set_num_threads(1)
-    with without_a_gpu(), torch.no_grad():
+    with without_a_gpu(), torch.inference_mode():
         for name, launch in launches().items():
             whole, triton_us = us_of(launch)
             print(

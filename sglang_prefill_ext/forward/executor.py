@@ -116,9 +116,7 @@ class PackedExecutor:
         """From now on, run all forwards eagerly, and free the memory of graphs."""
         self._graphs = PackedGraphs(self._model, self._way)
 
-    # As in SGLang's loop, which could not change tensors of inference mode, such as a buffer that a
-    # layer makes when it is first used.
-    @torch.no_grad()
+    @torch.inference_mode()
     def launch(
         self,
         plan: ForwardPlan,

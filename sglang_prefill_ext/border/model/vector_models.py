@@ -59,7 +59,7 @@ class SglangVectorModel(SglangModel):
             q, v = inputs.q, inputs.v
             return v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
 
-        with torch.no_grad(), self.stream():
+        with torch.inference_mode(), self.stream():
             # Made on that stream, so its memory is reused only behind the forward, which nobody
             # waits for.
             zero = torch.zeros(1, dtype=torch.int64, device=self.device)

@@ -128,7 +128,7 @@ def _of_one_batch(scheduler: Any, prompts: list[Int32Array]) -> list[Int32Array]
     return prompts[:room]
 
 
-@torch.no_grad()  # as in SGLang's loop
+@torch.no_grad()  # as in SGLang's loop, which could not change pool tensors of inference mode
 def _stock_output(scheduler: Any, model: SglangModel, prompts: list[Int32Array]) -> Tensor:
     """Run one stock prefill batch; return its logits or vectors on the host.
 

@@ -70,7 +70,7 @@ class PackedGraphs:
     ) -> Tensor | None:
         """Replay a forward on the current stream, if a graph holds it; graphs must be `asked` for.
 
-        Call it without gradients. After a replay that fails, this forward and all later ones run
+        Call it in inference mode. After a replay that fails, this forward and all later ones run
         eagerly.
 
         Args:
@@ -124,7 +124,7 @@ class PackedGraphs:
         self.use.sizes = ()
         logger.error("Packed forwards run eagerly, without CUDA graphs, because %s", obstacle)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def _try_capture(self, buckets: Sequence[Bucket], capture: Capture) -> None:
         try:
             with self._model.stream():

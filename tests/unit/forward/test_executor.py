@@ -151,22 +151,6 @@ def test_what_is_stored_is_what_is_attended_to() -> None:
     assert values != pytest.approx(_row_by_row(LONG), abs=1e-2)
 
 
-def test_sglang_can_change_what_a_layer_keeps_of_a_packed_forward() -> None:
-    class WithBuffer(TinyModel):
-        kept: torch.Tensor | None = None
-
-        def logits(self, hidden: Tensor) -> Tensor:
-            self.kept = torch.zeros(1)
-            return super().logits(hidden)
-
-    model = WithBuffer()
-    executor = PackedExecutor(model, readout_bytes=2 * VOCAB * 4)
-    _with_cache(executor, LONG, 100, MemoryCache())
-    assert model.kept is not None
-    with torch.no_grad():
-        assert model.kept.add_(1).tolist() == [1]
-
-
 class SplitHeadModel(TinyModel):
     """A model whose output head can be restricted to labels."""
 
