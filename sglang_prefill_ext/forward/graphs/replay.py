@@ -88,8 +88,7 @@ class PackedGraphs:
                 hidden = graph.run(plan)
             except Exception as failure:
                 reason = NO_GRAPHS
-                self.give_up(f"a replay failed: {_said(failure)}")
-                logger.warning("The replay that failed", exc_info=failure)
+                self.give_up(f"a replay failed: {_said(failure)}", failure)
         self.use.forwards[reason] += 1
         return hidden
 
@@ -114,15 +113,16 @@ class PackedGraphs:
         if not self.use.obstacle:
             logger.info("Prefill-only serving: captured %s", self.use)
 
-    def give_up(self, obstacle: str) -> None:
-        """Replay no graph any more; `obstacle` says why.
+    def give_up(self, obstacle: str, failure: Exception | None = None) -> None:
+        """Replay no graph any more; `obstacle` says why, and the traceback of `failure` is logged.
 
         Captured graphs keep their memory, as kernels that still run may use it. Calibration did not
         count that memory as free.
         """
         self.use.obstacle = obstacle
         self.use.sizes = ()
-        logger.error("Packed forwards run eagerly, without CUDA graphs, because %s", obstacle)
+        line = "Packed forwards run eagerly, without CUDA graphs, because %s"
+        logger.error(line, obstacle, exc_info=failure)
 
     @torch.inference_mode()
     def _try_capture(self, buckets: Sequence[Bucket], capture: Capture) -> None:
@@ -137,8 +137,7 @@ class PackedGraphs:
         except Exception as failure:
             # Models, compilers and drivers raise all kinds of errors; all mean: no graphs.
             self._graphs.clear()
-            self.give_up(f"the capture of {[*buckets]} failed: {_said(failure)}")
-            logger.warning("The capture that failed", exc_info=failure)
+            self.give_up(f"the capture of {[*buckets]} failed: {_said(failure)}", failure)
         self.use.sizes = tuple(graph.bucket.tokens for graph in self._graphs)
 
     def _choice(
