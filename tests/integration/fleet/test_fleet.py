@@ -91,11 +91,6 @@ def engines(model_dir: Callable[[str], Path]) -> Iterator[tuple[Serving, Serving
 
 
 @pytest.fixture(scope="module")
-def one(engines: tuple[Serving, Serving]) -> Client:
-    return engines[0].client
-
-
-@pytest.fixture(scope="module")
 def fleet(engines: tuple[Serving, Serving], grpc_port: int) -> Iterator[Routers]:
     urls = [each.server.base_url for each in engines]
     # Small requests are divided as well, however busy the machine is.
