@@ -100,8 +100,7 @@ def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
         )
     policy = policy_of(config, measured.budget, measured.launch_tokens, measured.graphs)
     cache = prefix_cache_of(scheduler, config, room) if executor.causal else None
-    ranks = torch.distributed.get_world_size(scheduler.tp_cpu_group)
-    usable = partial(require_usable, device, ranks)
+    usable = partial(require_usable, device, _ranks(scheduler))
     runtime = PackedRuntime(executor, answer, policy, cache=cache, after_failure=usable)
     return RuntimeSetup(
         *(runtime, executor.graph_use, experts, executor.widths, check, measured.tokens_per_s),
@@ -130,7 +129,7 @@ def _set_up_executor(
         try:
             executor, measured, check = _tried(scheduler, config, model, room, attempt, most_bytes)
         except Exception:
-            if attempt is ways[-1] or torch.distributed.get_world_size(scheduler.tp_cpu_group) > 1:
+            if attempt is ways[-1] or _ranks(scheduler) > 1:
                 raise
             logger.exception("Prefill-only serving: forwards fail with %s", attempt.described)
             continue
@@ -188,6 +187,10 @@ def _tried(
     return executor, measured, check
 
 
+def _ranks(scheduler: Any) -> int:
+    return torch.distributed.get_world_size(scheduler.tp_cpu_group)
+
+
 def _largest_of_all_ranks(scheduler: Any, numbers: list[_Number]) -> list[_Number]:
     tensor = torch.tensor(numbers)
     torch.distributed.all_reduce(tensor, ReduceOp.MAX, group=scheduler.tp_cpu_group)
@@ -217,5 +220,5 @@ def _graph_tokens(scheduler: Any, config: PrefillOnlyConfig, model: SglangModel)
     """Tokens of the largest graph that is asked for; 0 for none."""
     return config.graph_tokens(
         on_cuda=model.device.type == "cuda" and not cuda_graph_fully_disabled(),
-        ranks=torch.distributed.get_world_size(scheduler.tp_cpu_group),
+        ranks=_ranks(scheduler),
     )

@@ -150,8 +150,12 @@ class AttachableEngine:
         if not name:
             yield ""
             return
-        async with self._path.exchange.admitted(options):
-            pass
+        await self._path.exchange.pause_over(options)
+        async with self._acquired(name) as found:
+            yield found
+
+    @asynccontextmanager
+    async def _acquired(self, name: str) -> AsyncIterator[str]:
         async with AsyncExitStack() as lease:
             request = EmbeddingReqInput(lora_path=name)
             try:
@@ -186,7 +190,7 @@ class AttachableEngine:
         return StockAnswer(call.rid, rows, tokens, result.token_logprobs)
 
     async def _vectors(self, call: StockVectors, caller: Caller) -> StockAnswer:
-        async with self.adapter(call.adapter, RequestOptions()):
+        async with self._acquired(call.adapter):
             pass  # only to name the field if there is no such adapter, which SGLang does not do
         field = "text" if isinstance(call.prompts[0], str) else "input_ids"
         request = EmbeddingReqInput(

@@ -152,15 +152,10 @@ def _answer(manager: Any, obj: Any, call: EmbedCall, embedded: Embedded, record:
 
 
 async def _pause_over(server: PrefillServer, context: CallContext) -> None:
-    """Wait until the engine takes requests. SGLang unloads adapters in a pause, too, for which it
-    waits until no request has them.
-
-    Raises: those of `PackedExchange.admitted`.
-    """
+    """See `PackedExchange.pause_over`; a client that wants the stock path does not wait here."""
     with counted(server.path.metrics, context):
         if not context.is_opted_out:
-            async with server.path.exchange.admitted(context.options(), context.request):
-                pass
+            await server.path.exchange.pause_over(context.options(), context.request)
 
 
 @asynccontextmanager
