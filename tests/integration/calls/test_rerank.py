@@ -14,13 +14,14 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from sglang_prefill_ext.frontend.options import TIMEOUT_HEADER
+from sglang_prefill_ext.local_server import LocalServer
 from sglang_prefill_ext.modelmaker import catalogue
 from tests.integration.support.client import Client, Json
 from tests.integration.support.fuzz_bodies import RERANK
 from tests.integration.support.fuzz_paths import TIMES, fuzz
 from tests.integration.support.own_server import Serving, serving
 from tests.integration.support.parity import TOLERANCE, assert_same_ranking
+from tests.integration.support.processes import late_answer
 from tests.integration.support.reference import Reference
 from tests.integration.support.stock_metrics import growth
 
@@ -238,10 +239,10 @@ def test_too_many_documents_are_refused(client: Client) -> None:
     assert f"{limit + 1} documents exceed the limit of {limit}" in refused.json()["message"]
 
 
-def test_a_late_answer_is_504(client: Client) -> None:
-    body = {"query": QUERY, "documents": DOCUMENTS * 5}
+def test_a_late_answer_is_504(client: Client, server: LocalServer) -> None:
+    body = {"query": QUERY, "documents": DOCUMENTS}
     with client.counting() as moved:
-        late = client.http.post(PATH, json=body, headers={TIMEOUT_HEADER: "1"})
+        late = late_answer([server], client, PATH, body)
     assert late.status_code == late.json()["code"] == 504
     assert moved["frontend.requests.expired"] == 1
 

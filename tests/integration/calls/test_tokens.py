@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -25,6 +24,7 @@ from tests.integration.support.override_bodies import embeds
 from tests.integration.support.own_server import Serving, serving
 from tests.integration.support.parity import TOLERANCE, assert_same, both
 from tests.integration.support.processes import (
+    late_answer,
     passed_on,
     passed_on_by_one,
     scheduler_pid,
@@ -458,14 +458,9 @@ def test_clients_that_leave_and_aborts_leave_nothing_behind(generator: Serving) 
 
 
 def test_a_deadline_that_has_passed_is_an_error(generator: Serving) -> None:
-    client = generator.client
     body = {"input_ids": PROMPT, "sampling_params": GREEDY}
-    headers = {"x-prefill-only-timeout-ms": "50"}
-    with ThreadPoolExecutor(1) as pool:
-        with stopped(scheduler_pid(generator.server)):
-            (late,) = sent(client, pool, [body], "/generate", headers)
-            time.sleep(0.1)  # longer than it may take
-        assert late.result().status_code == 504
+    late = late_answer([generator.server], generator.client, "/generate", body)
+    assert late.status_code == 504
 
 
 ANCHOR = 99

@@ -43,6 +43,7 @@ from tests.integration.support.fleets import Routers, client_at, fleet_of, two_e
 from tests.integration.support.grpc_frontends import connected, request_of, rows_of
 from tests.integration.support.own_server import Serving
 from tests.integration.support.parity import assert_same, assert_same_response
+from tests.integration.support.processes import late_answer
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
@@ -226,10 +227,11 @@ def test_other_routes_are_handed_on_whole(fleet: Routers, one: Client) -> None:
         assert list(answer.iter_lines())[-2:] == ["data: [DONE]", ""]
 
 
-def test_a_deadline_that_cannot_be_met_is_an_engines_504(fleet: Routers, one: Client) -> None:
-    headers = {"x-prefill-only-timeout-ms": "1"}
+def test_a_deadline_that_cannot_be_met_is_an_engines_504(
+    fleet: Routers, engines: tuple[Serving, Serving], one: Client
+) -> None:
     for client in (fleet.client, one):
-        answer = client.http.post("/v1/score", json=LARGE, headers=headers)
+        answer = late_answer([each.server for each in engines], client, "/v1/score", LARGE)
         assert answer.status_code == 504, answer.text
         assert {"object": "error", "type": "504", "code": 504}.items() <= answer.json().items()
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Executor, Future, wait
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
 from http.client import HTTPConnection
 from pathlib import Path
@@ -16,6 +17,7 @@ import httpx
 import psutil
 
 from sglang_prefill_ext.attach import carrier
+from sglang_prefill_ext.frontend.options import TIMEOUT_HEADER
 from sglang_prefill_ext.local_server import LocalServer
 from tests.integration.programs.in_servers.sitecustomize import UNTIL_WOKEN_S, asleep
 from tests.integration.support.client import Client, Json, wait_until
@@ -81,6 +83,19 @@ def schedulers_stopped(server: LocalServer) -> Iterator[None]:
         for pid in scheduler_pids(server):
             still.enter_context(stopped(pid))
         yield
+
+
+def late_answer(
+    servers: Iterable[LocalServer], client: Client, path: str, body: Json
+) -> httpx.Response:
+    """The answer to a request that no scheduler sees before its deadline."""
+    with ThreadPoolExecutor(1) as pool:
+        with ExitStack() as still:
+            for server in servers:
+                still.enter_context(schedulers_stopped(server))
+            (late,) = sent(client, pool, [body], path, {TIMEOUT_HEADER: "1"})
+            time.sleep(0.01)  # longer than it may take
+        return late.result()
 
 
 @contextmanager
