@@ -14,6 +14,7 @@ import numpy as np
 from sglang_prefill_ext.config import Order
 from sglang_prefill_ext.errors import PackedForwardError
 from sglang_prefill_ext.scheduling.budget import UNLIMITED, ForwardBudget, QueueLoad
+from sglang_prefill_ext.scheduling.forwards import AfterFailure
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache
 from sglang_prefill_ext.scheduling.prefixed_forward import Executor
@@ -81,6 +82,7 @@ def packed_answers(
     requests: Sequence[PackedRows],
     budget: ForwardBudget,
     slots: PrefixCache | None = None,
+    after_failure: AfterFailure = lambda _error: None,
 ) -> list[Float32Array]:
     """Run requests as the packed path runs those of users; return ``[rows, values]`` of each.
 
@@ -88,9 +90,10 @@ def packed_answers(
 
     Args:
         slots: gives room for the largest request's prefix between its forwards.
+        after_failure: see `AfterFailure`; what it raises is raised here.
 
     Raises:
-        PackedForwardError: a forward failed.
+        PackedForwardError: a forward failed, and others can follow.
     """
     if not executor.causal:
         requests = [whole_rows(rows) for rows in requests]
@@ -108,7 +111,7 @@ def packed_answers(
     def answer(ended: Sequence[Ended]) -> None:
         results.update((job.rid, result) for job, result in ended)
 
-    runtime = PackedRuntime(executor, answer, policy, cache=slots)
+    runtime = PackedRuntime(executor, answer, policy, cache=slots, after_failure=after_failure)
     for number, rows in enumerate(requests):
         runtime.submit(str(number), rows, None)
     while runtime.busy:

@@ -20,6 +20,7 @@ from torch import Tensor
 from sglang_prefill_ext.border.model.decoder_model import SglangModel
 from sglang_prefill_ext.forward.executor import PackedExecutor
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
+from sglang_prefill_ext.scheduling.forwards import AfterFailure
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache
 from sglang_prefill_ext.startup.answer_check import AnswerCheck, Matrix, gaps, tolerance_of
 from sglang_prefill_ext.startup.known_answers import (
@@ -43,15 +44,18 @@ def compare_paths(
     budget: ForwardBudget,
     slots: PrefixCache,
     agree: Agree,
+    after_failure: AfterFailure,
 ) -> AnswerCheck:
     """Compare both paths of a scheduler that has served nothing yet; leaves its pools unchanged.
 
-    If either path raises, all answers count as different.
+    If either path raises, and `after_failure` does not, all answers count as different.
 
     Args:
         budget: of a packed forward.
         slots: gives room for a prefix between two packed forwards.
         agree: makes all ranks come to the same result.
+        after_failure: see `AfterFailure`. Without it, a rank that fails alone would ask the others
+            for their results while they wait for it in the middle of a forward.
     """
     begin_s = time.perf_counter()
     vectors, runner = model.vector_width > 0, scheduler.tp_worker.model_runner
@@ -74,10 +78,11 @@ def compare_paths(
             ]
         )
         noise = _noise(scheduler, model, requests, stock)
-        packed = _joined(packed_answers(executor, requests, budget, slots))
+        packed = _joined(packed_answers(executor, requests, budget, slots, after_failure))
         apart = gaps(stock, packed, vectors=vectors)
-    except Exception:
+    except Exception as error:
         logger.exception("Prefill-only serving: the known prompts could not be answered")
+        after_failure(error)
         apart = np.full((len(prompts), 1), math.inf)
     dtype = str(model.dtype).removeprefix("torch.")
     quantised = bool(runner.model_config.quantization) or runner.kv_cache_dtype != runner.dtype

@@ -182,7 +182,8 @@ def _tried(
     STARTUP.mark("rehearsal")
     check = None
     if config.known_answers is KnownAnswers.ON:
-        check = compare_paths(scheduler, model, executor, measured.budget, slots, agree)
+        usable = partial(require_usable, model.device, _ranks(scheduler))
+        check = compare_paths(scheduler, model, executor, measured.budget, slots, agree, usable)
         STARTUP.mark("known_answers")
     return executor, measured, check
 

@@ -155,3 +155,15 @@ def test_a_failed_forward_is_an_error() -> None:
 
     with pytest.raises(PackedForwardError, match="no such kernel"):
         packed_answers(IdleExecutor(fail), known(), ForwardBudget(4_000))
+
+
+def test_a_failure_that_no_forward_can_follow_is_raised_as_it_is() -> None:
+    def fail(_plan: ForwardPlan) -> None:
+        raise MemoryError("on this rank")
+
+    def give_up(error: Exception) -> None:
+        raise error
+
+    executor = IdleExecutor(fail)
+    with pytest.raises(MemoryError, match="on this rank"):
+        packed_answers(executor, known(), ForwardBudget(4_000), after_failure=give_up)
