@@ -148,11 +148,13 @@ def _sleeping(
     wait_until(gate.exists)
 
     def wake() -> None:
+        wait_until(lambda: _delivered(server))
         gate.unlink()
         wait_until(gate.exists)
 
     try:
         yield wake
+        wait_until(lambda: _delivered(server))
         assert not blocker.done()
     finally:
         awake = pool.submit(client.post, "/slow_down", {"forward_sleep_time": None})
@@ -160,6 +162,21 @@ def _sleeping(
             gate.unlink(missing_ok=True)
             wait([awake], timeout=0.01)
     awake.result()
+
+
+def _delivered(server: LocalServer) -> bool:
+    """Whether every message that a process has sent has reached the process it is for.
+
+    ZMQ's own threads carry messages. They all sleep, in two looks, once they have nothing to carry.
+    """
+    tasks = [task for pid in server.pids for task in Path(f"/proc/{pid}/task").iterdir()]
+    try:
+        carriers = [task for task in tasks if (task / "comm").read_text().startswith("ZMQbg/IO")]
+        looks = [(task / "stat").read_text() for _ in range(2) for task in carriers]
+    except OSError:  # a thread has ended meanwhile
+        return False
+    assert carriers
+    return all(look.rpartition(") ")[2].startswith("S") for look in looks)
 
 
 def tokens_under_way(client: Client) -> int:
