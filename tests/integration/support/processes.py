@@ -169,11 +169,11 @@ def _delivered(server: LocalServer) -> bool:
 
     ZMQ's own threads carry messages. They all sleep, in two looks, once they have nothing to carry.
     """
-    tasks = [task for pid in server.pids for task in Path(f"/proc/{pid}/task").iterdir()]
     try:
+        tasks = [task for pid in server.pids for task in Path(f"/proc/{pid}/task").iterdir()]
         carriers = [task for task in tasks if (task / "comm").read_text().startswith("ZMQbg/IO")]
         looks = [(task / "stat").read_text() for _ in range(2) for task in carriers]
-    except OSError:  # a thread has ended meanwhile
+    except OSError:  # a thread or process has ended meanwhile
         return False
     assert carriers
     return all(look.rpartition(") ")[2].startswith("S") for look in looks)
