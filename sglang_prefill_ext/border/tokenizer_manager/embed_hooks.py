@@ -15,10 +15,7 @@ from sglang.srt.managers.io_struct import EmbeddingReqInput
 from sglang_prefill_ext.border.model.capability import reads_places
 from sglang_prefill_ext.border.tokenizer_manager.call_context import CallContext, call_with, counted
 from sglang_prefill_ext.border.tokenizer_manager.call_records import CallRecord
-from sglang_prefill_ext.border.tokenizer_manager.embed_request import (
-    embed_call_of,
-    ineligible_embed_reason,
-)
+from sglang_prefill_ext.border.tokenizer_manager.embed_request import embed_call_of
 from sglang_prefill_ext.border.tokenizer_manager.override_hooks import vector_arrays
 from sglang_prefill_ext.border.tokenizer_manager.server import PrefillServer, server_of
 from sglang_prefill_ext.errors import RequestError
@@ -86,8 +83,9 @@ async def embed(
         ValueError, PrefillExtError: see `packed_vectors`.
     """
     manager = server.manager
+    places = reads_places(manager.model_config.hf_config.architectures or [])
     try:
-        call = vector_arrays(_call_of(manager, obj))
+        call = vector_arrays(embed_call_of(obj, reads_places=places))
         obj.normalize_batch_and_arguments()
         context.raise_if_taken()
         if obj.lora_path:
@@ -102,14 +100,6 @@ async def embed(
             yield answer
         return
     yield _answer(manager, obj, call, embedded, record)
-
-
-def _call_of(manager: Any, obj: Any) -> EmbedCall:
-    """Raises: StockPathTaken: the request is not eligible."""
-    places = reads_places(manager.model_config.hf_config.architectures or [])
-    if reason := ineligible_embed_reason(obj, reads_places=places):
-        raise StockPathTaken(reason)
-    return embed_call_of(obj)
 
 
 def _put_ids(manager: Any, obj: Any, call: EmbedCall | None) -> None:

@@ -11,17 +11,35 @@ from sglang_prefill_ext.border.tokenizer_manager.request_fields import (
     unpacked_reason,
 )
 from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall
+from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
 
-def ineligible_embed_reason(request: Any, *, reads_places: bool) -> StockReason | None:
-    """Return why an `EmbeddingReqInput` goes down the stock path, or None if it can be packed.
-
-    `unusual_input` covers everything that SGLang itself refuses or treats in its own way.
+def embed_call_of(request: Any, *, reads_places: bool) -> EmbedCall:
+    """Read an `EmbeddingReqInput` that can be packed.
 
     Args:
         reads_places: the model can make a vector of any token of a prompt, not only of the last.
+
+    Raises:
+        StockPathTaken: it goes down the stock path. `unusual_input` covers everything that SGLang
+            itself refuses or treats in its own way.
     """
+    if reason := _unpacked_field(request, reads_places=reads_places):
+        raise StockPathTaken(reason)
+    call = _read(request)
+    checks = (_has_plain_positions, _has_plain_embeds, _has_plain_places)
+    if (
+        call is None
+        or not _are_plain_names(request.rid, call)
+        or not all(check(call) for check in checks)
+    ):
+        raise StockPathTaken(StockReason.UNUSUAL_INPUT)
+    return call
+
+
+def _unpacked_field(request: Any, *, reads_places: bool) -> StockReason | None:
+    """Why a request goes down the stock path whatever its prompts are; None if nothing is known."""
     if reason := unpacked_reason(request, UNPACKED_OF_VECTORS):
         return reason
     if request.token_indices_to_pool is not None and not reads_places:
@@ -38,74 +56,63 @@ def ineligible_embed_reason(request: Any, *, reads_places: bool) -> StockReason 
         return StockReason.HEALTH_CHECK
     if request.text is not None and request.input_ids is not None:
         return StockReason.UNUSUAL_INPUT
-    prompts = _prompts_of(request)
-    checks = (_has_plain_names, _has_plain_positions, _has_plain_embeds, _has_plain_places)
-    if not prompts or not all(check(request, prompts) for check in checks):
-        return StockReason.UNUSUAL_INPUT
     return None
 
 
-def embed_call_of(request: Any) -> EmbedCall:
-    """Read an eligible `EmbeddingReqInput`."""
-    prompts, positional = _prompts_of(request), _positional(request)
-    embeds = _listed(request, prompts, request.embed_overrides) if positional is None else None
+def _read(request: Any) -> EmbedCall | None:
+    """The call, whose fields are to be checked; None if its prompts cannot be packed."""
+    prompts = _prompts_of(request)
+    if not prompts:
+        return None
+    is_single = prompts[0] is request.text or prompts[0] is request.input_ids
+
+    def listed(own: Any) -> Any:
+        return [own] if own is not None and is_single else own
+
+    positional = request.positional_embed_overrides
+    if positional is not None and not isinstance(positional, list):
+        positional = [positional]
+    embeds = listed(request.embed_overrides) if positional is None else None
     return EmbedCall(
         prompts,
-        _is_single(request, prompts),
+        is_single,
         request.dimensions,
         positional,
         placeholder=None if embeds is None else request.embed_override_token_id,
         embeds=embeds,
-        places=_listed(request, prompts, request.token_indices_to_pool),
+        places=listed(request.token_indices_to_pool),
         with_states=bool(request.return_pooled_hidden_states),
     )
 
 
-def _is_single(request: Any, prompts: list[Any]) -> bool:
-    return prompts[0] is request.text or prompts[0] is request.input_ids
-
-
-def _listed(request: Any, prompts: list[Any], own: Any) -> Any:
-    """A field with one entry for each prompt: put into a list if the prompt is a lone one."""
-    return [own] if own is not None and _is_single(request, prompts) else own
-
-
-def _positional(request: Any) -> list[Any] | None:
-    positional = request.positional_embed_overrides
-    return positional if positional is None or isinstance(positional, list) else [positional]
-
-
-def _has_plain_names(request: Any, prompts: list[Any]) -> bool:
+def _are_plain_names(rid: Any, call: EmbedCall) -> bool:
     """Whether request ids, if any, are one for every prompt."""
-    rid = request.rid
-    if rid is None or _is_single(request, prompts):
+    if rid is None or call.is_single:
         return isinstance(rid, str | None)
-    return isinstance(rid, list) and len(rid) == len(prompts)
+    return isinstance(rid, list) and len(rid) == len(call.prompts)
 
 
-def _has_plain_positions(request: Any, prompts: list[Any]) -> bool:
+def _has_plain_positions(call: EmbedCall) -> bool:
     """Whether positions of embeddings lie inside their prompts, which are token ids."""
-    listed = _positional(request)
-    if listed is None:
+    if call.positional is None:
         return True
-    if len(listed) != len(prompts) or not isinstance(prompts[0], list):
+    if len(call.positional) != len(call.prompts) or call.is_text:
         return False
     return all(
         each is None or all(0 <= place < len(prompt) for place in each.positions)
-        for each, prompt in zip(listed, prompts, strict=True)
+        for each, prompt in zip(call.positional, call.prompts, strict=True)
     )
 
 
-def _has_plain_embeds(request: Any, prompts: list[Any]) -> bool:
+def _has_plain_embeds(call: EmbedCall) -> bool:
     """Whether embeddings for placeholders are a list with, for every prompt, a list or None."""
-    listed = _listed(request, prompts, request.embed_overrides)
-    if listed is None or request.positional_embed_overrides is not None:
+    if call.embeds is None:
         return True
-    if type(request.embed_override_token_id) is not int or request.is_cross_encoder_request:
+    if type(call.placeholder) is not int or isinstance(call.prompts[0], tuple):
         return False
-    if not isinstance(listed, list) or len(listed) != len(prompts):
+    if not isinstance(call.embeds, list) or len(call.embeds) != len(call.prompts):
         return False
-    return all(each is None or _are_vectors(each) for each in listed)
+    return all(each is None or _are_vectors(each) for each in call.embeds)
 
 
 def _are_vectors(embeds: Any) -> bool:
@@ -114,16 +121,17 @@ def _are_vectors(embeds: Any) -> bool:
     return is_list and not any(isinstance(each, list | float | int) for each in embeds)
 
 
-def _has_plain_places(request: Any, prompts: list[Any]) -> bool:
+def _has_plain_places(call: EmbedCall) -> bool:
     """Whether positions to read lie inside their prompts, which are token ids, and ascend."""
-    places = _listed(request, prompts, request.token_indices_to_pool)
-    if places is None:
+    if call.places is None:
         return True
-    if request.dimensions is not None or not isinstance(prompts[0], list):
+    if call.dimensions is not None or call.is_text:
         return False
-    if not isinstance(places, list) or len(places) != len(prompts):
+    if not isinstance(call.places, list) or len(call.places) != len(call.prompts):
         return False
-    return all(_are_places(own, len(ids)) for own, ids in zip(places, prompts, strict=True))
+    return all(
+        _are_places(own, len(ids)) for own, ids in zip(call.places, call.prompts, strict=True)
+    )
 
 
 def _are_places(own: Any, tokens: int) -> bool:

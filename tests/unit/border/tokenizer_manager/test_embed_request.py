@@ -6,11 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sglang_prefill_ext.border.tokenizer_manager.embed_request import (
-    EmbedCall,
-    embed_call_of,
-    ineligible_embed_reason,
-)
+from sglang_prefill_ext.border.tokenizer_manager.embed_request import embed_call_of
+from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall
+from sglang_prefill_ext.frontend.exchange import StockPathTaken
 
 
 def request(**fields: Any) -> Any:
@@ -28,8 +26,16 @@ def request(**fields: Any) -> Any:
     return SimpleNamespace(**(defaults | {"log_metrics": True} | fields))
 
 
-def reason_of(asked: Any, *, reads_places: bool = True) -> str | None:
-    return ineligible_embed_reason(asked, reads_places=reads_places)
+def read(**fields: Any) -> EmbedCall:
+    """The call of a request to a model that reads places."""
+    return embed_call_of(request(**fields), reads_places=True)
+
+
+def reason_of(*, reads_places: bool = True, **fields: Any) -> str:
+    """Why a request goes down the stock path."""
+    with pytest.raises(StockPathTaken) as taken:
+        embed_call_of(request(**fields), reads_places=reads_places)
+    return taken.value.reason
 
 
 @pytest.mark.parametrize(
@@ -50,15 +56,12 @@ def reason_of(asked: Any, *, reads_places: bool = True) -> str | None:
     ],
 )
 def test_prompts_are_listed(fields: dict[str, Any], call: EmbedCall) -> None:
-    assert reason_of(request(**fields)) is None
-    assert embed_call_of(request(**fields)) == call
+    assert read(**fields) == call
     assert call.is_text == ("text" in fields)
 
 
 def test_pairs_are_prompts() -> None:
-    asked = request(is_cross_encoder_request=True, text=[["query", "item"], ["query", "other"]])
-    assert reason_of(asked) is None
-    call = embed_call_of(asked)
+    call = read(is_cross_encoder_request=True, text=[["query", "item"], ["query", "other"]])
     assert call == EmbedCall([("query", "item"), ("query", "other")], False, None)
     assert call.is_text
 
@@ -69,16 +72,15 @@ def test_embeddings_come_with_prompts_of_token_ids() -> None:
         {"input_ids": [1, 2], "positional_embed_overrides": at},
         {"input_ids": [[1, 2]], "positional_embed_overrides": [at]},
     ):
-        assert reason_of(request(**fields)) is None
-        assert embed_call_of(request(**fields)).positional == [at]
-    some = request(input_ids=[[1, 2], [3]], positional_embed_overrides=[at, None])
-    assert reason_of(some) is None
+        assert read(**fields).positional == [at]
+    some = read(input_ids=[[1, 2], [3]], positional_embed_overrides=[at, None])
+    assert some.positional == [at, None]
     for fields in (
         {"text": "a", "positional_embed_overrides": at},
         {"input_ids": [1], "positional_embed_overrides": at},
         {"input_ids": [[1, 2]], "positional_embed_overrides": [at, None]},
     ):
-        assert reason_of(request(**fields)) == "unusual_input"
+        assert reason_of(**fields) == "unusual_input"
 
 
 @pytest.mark.parametrize(
@@ -115,7 +117,7 @@ def test_embeddings_come_with_prompts_of_token_ids() -> None:
     ],
 )
 def test_others_take_the_stock_path_for_a_reason(fields: dict[str, Any], reason: str) -> None:
-    assert reason_of(request(**({"text": "a"} | fields))) == reason
+    assert reason_of(**({"text": "a"} | fields)) == reason
 
 
 ROWS = [np.ones(2), np.ones(2)]
@@ -130,9 +132,7 @@ ROWS = [np.ones(2), np.ones(2)]
     ],
 )
 def test_embeddings_come_for_placeholders(fields: dict[str, Any], embeds: list[Any]) -> None:
-    asked = request(embed_override_token_id=7, **fields)
-    assert reason_of(asked) is None
-    call = embed_call_of(asked)
+    call = read(embed_override_token_id=7, **fields)
     assert (call.placeholder, call.embeds, call.positional) == (7, embeds, None)
     assert call.has_overrides
 
@@ -153,15 +153,13 @@ def test_embeddings_come_for_placeholders(fields: dict[str, Any], embeds: list[A
 )
 def test_embeddings_that_stock_takes_otherwise_are_left_to_it(fields: dict[str, Any]) -> None:
     plain = {"text": "a", "embed_overrides": ROWS, "embed_override_token_id": 7}
-    assert reason_of(request(**plain)) is None
-    assert reason_of(request(**plain | fields)) == "unusual_input"
+    assert read(**plain).embeds == [ROWS]
+    assert reason_of(**plain | fields) == "unusual_input"
 
 
 def test_positions_that_come_too_stand_above_placeholders() -> None:
     at = SimpleNamespace(positions=[0], embeds=None)
-    asked = request(input_ids=[1], positional_embed_overrides=at, embed_overrides=ROWS)
-    assert reason_of(asked) is None
-    call = embed_call_of(asked)
+    call = read(input_ids=[1], positional_embed_overrides=at, embed_overrides=ROWS)
     assert (call.positional, call.embeds) == ([at], None)
 
 
@@ -170,10 +168,9 @@ def test_positions_that_come_too_stand_above_placeholders() -> None:
     [([4, 5, 6], [0, 2], [[0, 2]]), ([[4, 5], [6]], [[1], [0]], [[1], [0]])],
 )
 def test_vectors_are_wanted_of_any_token(prompts: Any, places: Any, listed: Any) -> None:
-    asked = request(input_ids=prompts, token_indices_to_pool=places)
-    assert reason_of(asked) is None
-    assert embed_call_of(asked).places == listed
-    assert reason_of(asked, reads_places=False) == "token_positions"
+    asked = {"input_ids": prompts, "token_indices_to_pool": places}
+    assert read(**asked).places == listed
+    assert reason_of(**asked, reads_places=False) == "token_positions"
 
 
 @pytest.mark.parametrize(
@@ -183,5 +180,5 @@ def test_vectors_are_wanted_of_any_token(prompts: Any, places: Any, listed: Any)
 )
 def test_places_that_no_list_of_tokens_has_are_stocks(places: Any) -> None:
     asked = {"input_ids": [[4, 5]], "token_indices_to_pool": places}
-    assert reason_of(request(**asked)) == "unusual_input"
-    assert reason_of(request(**asked | {"token_indices_to_pool": [[0]], "dimensions": 4}))
+    assert reason_of(**asked) == "unusual_input"
+    assert reason_of(**asked | {"token_indices_to_pool": [[0]], "dimensions": 4})
