@@ -27,7 +27,7 @@ from sglang_prefill_ext.scheduling.planner import ForwardPlan
 from sglang_prefill_ext.scheduling.policy import policy_of
 from sglang_prefill_ext.scheduling.runtime import PackedRuntime
 from sglang_prefill_ext.wire.arrays import FlatRows, Float32Array
-from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
+from sglang_prefill_ext.wire.packed import PackedResult, PackedRows, rows_from_bytes
 from sglang_prefill_ext.wire.status import Status
 
 with warnings.catch_warnings():
@@ -83,7 +83,7 @@ def packed_stages(body: bytes, vocabulary: int) -> Iterator[Stage]:
     yield timed("message made", lambda: PackedRowsReq.of("packed-1", rows, RequestOptions()))
     request = PackedRowsReq.of("packed-1", rows, RequestOptions())
     yield from _sent("request", request)
-    yield timed("message read", lambda: request.rows(0, 0))
+    yield timed("message read", lambda: rows_from_bytes(request.row_bytes, (0, 0)))
     yield from _scheduled(rows)
     values = np.linspace(-9, -1, rows.num_values, dtype=np.float32)
     result = PackedResult(Status.OK, values=values.tobytes())

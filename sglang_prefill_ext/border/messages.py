@@ -14,13 +14,7 @@ from sglang.srt.managers.io_struct import BaseReq, FreezeGCReq, hook_custom_type
 
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.process.collector import GcAction, GcReport
-from sglang_prefill_ext.wire.packed import (
-    PackedResult,
-    PackedRows,
-    head_of,
-    rows_from_bytes,
-    to_bytes,
-)
+from sglang_prefill_ext.wire.packed import PackedResult, PackedRows, head_of, to_bytes
 
 
 class PackedRowsReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
@@ -40,17 +34,6 @@ class PackedRowsReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
             deadline_ms=options.deadline_ms,
             keep_prefix=options.keep_prefix,
         )
-
-    def rows(self, vector_width: int, state_width: int) -> PackedRows:
-        """Decode the rows; reads of whole vectors get the model's widths.
-
-        Args:
-            vector_width, state_width: see `Model`.
-
-        Raises:
-            PackingError: the message is inconsistent.
-        """
-        return rows_from_bytes(self.row_bytes, (vector_width, state_width))
 
     # The data-parallel controller reads these two when it chooses a replica.
 

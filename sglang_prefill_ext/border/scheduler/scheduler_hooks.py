@@ -30,6 +30,7 @@ from sglang_prefill_ext.border.scheduler.scheduler_status import status_of
 from sglang_prefill_ext.border.scheduler.stock_embeds import refuse_embeddings
 from sglang_prefill_ext.process.collector import Collector
 from sglang_prefill_ext.process.stages import STARTUP
+from sglang_prefill_ext.wire.packed import rows_from_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +91,7 @@ def attach_runtime(_result: None, scheduler: Any) -> None:
 
 def _on_request(setup: RuntimeSetup, message: PackedRowsReq) -> None:
     try:
-        rows = message.rows(*setup.widths)
+        rows = rows_from_bytes(message.row_bytes, setup.widths)
     except Exception as error:  # an error in the dispatcher would end the scheduler
         logger.error("Packed request %s cannot be read: %s", message.rid, error)
         setup.runtime.refuse(message.rid, message, f"{type(error).__name__}: {error}")

@@ -59,8 +59,9 @@ def test_a_controller_hears_of_as_many_tokens_as_it_has_sent(causal: bool) -> No
     executor.causal = causal
     policy = policy_of(PrefillOnlyConfig(), ForwardBudget(100), launch_tokens=1)
     runtime = PackedRuntime(executor, ended.extend, policy)
-    message = PackedRowsReq.of("rid", request([5] * 20, [6, 7], [8]).pack(), RequestOptions())
-    runtime.submit("rid", message.rows(0, 0), message)
+    rows = request([5] * 20, [6, 7], [8]).pack()
+    message = PackedRowsReq.of("rid", rows, RequestOptions())
+    runtime.submit("rid", rows, message)
     runtime.step()
     assert [result.status for _, result in ended] == ["ok"]
     assert tokens_received(ended) == len(message.input_ids) == 23
