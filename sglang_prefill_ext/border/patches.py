@@ -6,7 +6,7 @@ import logging
 import pkgutil
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -34,9 +34,6 @@ class PatchState:
     group: Group
     applied: bool
     drift: bool | None
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import importlib
 import inspect
 import io
@@ -120,7 +121,7 @@ def with_everything() -> dict[str, Any]:
     stock = attributes()
     patches.apply(tuple(Group))
     patches.apply(tuple(Group))
-    states = [state.as_dict() for state in patches.states()]
+    states = [dataclasses.asdict(state) for state in patches.states()]
     patches.revert(ENGINE_GROUPS)
     after = attributes()
     adds = {diff.name: diff.adds for diff in upstream.read_series(upstream.DIRECTORY)}

@@ -88,7 +88,7 @@ def _status(server: PrefillServer) -> dict[str, Any]:
             "tokenizer": server.link.texts.status(),
             "counters": path.metrics.as_dict(),
             "startup": STARTUP.as_dict(),
-            "patches": [state.as_dict() for state in patches.states()],
+            "patches": [asdict(state) for state in patches.states()],
         },
     }
 

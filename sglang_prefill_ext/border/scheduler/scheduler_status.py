@@ -44,7 +44,7 @@ def status_of(
         "memory": _memory(scheduler),
         "placement": asdict(Placement.of_this_process()),
         "startup": STARTUP.as_dict(),
-        "patches": [state.as_dict() for state in patches.states()],
+        "patches": [asdict(state) for state in patches.states()],
     }
 
 

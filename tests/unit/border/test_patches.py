@@ -3,6 +3,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict
 from types import ModuleType
 from typing import Any
 
@@ -245,7 +246,7 @@ def test_states_tell_each_patch(upstream: ModuleType) -> None:
     known = step_patch(fingerprints=known_body(upstream))
     apply(SCHEDULER, [known])
     applied, not_applied = patches.states([known, STATIC])
-    assert applied.as_dict() == {
+    assert asdict(applied) == {
         "id": "T1",
         "target": f"{OWNER}.step",
         "group": "scheduler",
