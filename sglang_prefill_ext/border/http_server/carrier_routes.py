@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Protocol
+from typing import Any
 
 from fastapi import Request
 from sglang.srt.entrypoints.openai.protocol import V1RerankReqInput
@@ -18,13 +18,13 @@ from starlette.responses import Response
 
 from sglang_prefill_ext.attach import carrier
 from sglang_prefill_ext.attach.carrier import EngineState, Offer, PartAnswer, Reranking
-from sglang_prefill_ext.attach.engine import Engine, result_of
+from sglang_prefill_ext.attach.engine import result_of
 from sglang_prefill_ext.border.http_server.fast_route import refusal
 from sglang_prefill_ext.border.model.capability import encoder_traits
 from sglang_prefill_ext.border.tokenizer_manager.attached import AttachableEngine
 from sglang_prefill_ext.errors import PackingError, RequestError
 from sglang_prefill_ext.frontend.ask_processes import Turns
-from sglang_prefill_ext.frontend.options import options_of
+from sglang_prefill_ext.frontend.options import RequestOptions, options_of
 from sglang_prefill_ext.frontend.worker import departure
 
 _UNREAD = 400  # for a client that has left, so nobody reads it
@@ -34,11 +34,6 @@ _SCHEDULERS_WAIT_S = 0.5
 
 _LEFT_OUT = ("patches", "startup", "graphs")
 """Fields of a scheduler's status that are for people, not for routers."""
-
-
-class CarriedEngine(Engine, Protocol):
-    @property
-    def tokens(self) -> int: ...
 
 
 class _Offers:
@@ -57,7 +52,7 @@ class _Offers:
 
 def add_carrier_routes(
     app: Any,
-    engine: CarriedEngine,
+    engine: AttachableEngine,
     offer: Callable[[], Offer],
     scheduler_status: Callable[[], Awaitable[list[dict[str, Any]]]],
 ) -> None:
@@ -76,37 +71,36 @@ def add_carrier_routes(
         state = EngineState(fingerprint, None if known else offer, told, engine.tokens)
         return Response(carrier.encode(state), media_type=carrier.MSGPACK)
 
+    async def part_of(body: bytes, options: RequestOptions) -> PartAnswer:
+        result = await result_of(engine, body, options)
+        return PartAnswer(result, engine.tokens)
+
     async def rows(raw_request: Request) -> Response:
-        try:
-            body = await raw_request.body()
-            options = options_of(raw_request.headers, now_ms=time.time() * 1e3)
-        except ClientDisconnect:
-            return Response(status_code=_UNREAD)
-        except RequestError as error:
-            return refusal(error)
+        def serve(body: bytes) -> Coroutine[None, None, PartAnswer]:
+            return part_of(body, options_of(raw_request.headers, now_ms=time.time() * 1e3))
 
-        async def part() -> PartAnswer:
-            result = await result_of(engine, body, options)
-            return PartAnswer(result, engine.tokens)
-
-        return await _answered(part(), raw_request)
+        return await _answered(raw_request, serve)
 
     async def calls(raw_request: Request) -> Response:
-        try:
-            call = carrier.call_from(await raw_request.body())
-        except ClientDisconnect:
-            return Response(status_code=_UNREAD)
-        except PackingError as error:
-            return refusal(error)
-        return await _answered(engine.serve_stock(call), raw_request)
+        return await _answered(
+            raw_request, lambda body: engine.serve_stock(carrier.call_from(body))
+        )
 
     app.add_api_route(carrier.FACTS_PATH, facts, methods=["GET"])
     app.add_api_route(carrier.ROWS_PATH, rows, methods=["POST"])
     app.add_api_route(carrier.CALLS_PATH, calls, methods=["POST"])
 
 
-async def _answered(work: Coroutine[None, None, Any], request: Request) -> Response:
-    """Answer with what the work returns; the work is cancelled as soon as the client leaves."""
+async def _answered(
+    request: Request, serve: Callable[[bytes], Coroutine[None, None, Any]]
+) -> Response:
+    """Answer with what `serve` returns for the body; cancelled as soon as the client leaves."""
+    try:
+        work = serve(await request.body())
+    except ClientDisconnect:
+        return Response(status_code=_UNREAD)
+    except (PackingError, RequestError) as error:
+        return refusal(error)
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(departure(request))
     try:
