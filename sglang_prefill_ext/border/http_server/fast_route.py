@@ -61,14 +61,11 @@ class FastRoute:
     async def _answer(self, body: bytes, call: CallContext, receive: Any, send: Any) -> None:
         answer, scope = await self._serve(body, call), call.request.scope
         if isinstance(answer, bytes):
-            await self.stock(scope, _Replay(answer, receive), self._adding_headers(send))
+            await self.stock(scope, _replaying(answer, receive), self._adding_headers(send))
         else:
             await answer(scope, receive, send)
 
     def _adding_headers(self, send: Any) -> Any:
-        if not self._headers:
-            return send
-
         async def add(message: Any) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), *self._headers]
@@ -77,18 +74,14 @@ class FastRoute:
         return add
 
 
-class _Replay:
-    """An ASGI `receive` that returns a body that was read already, then what follows it."""
+def _replaying(body: bytes, receive: Any) -> Any:
+    """Return an ASGI `receive` that returns a body that was read already, then what follows it."""
+    unread = [{"type": "http.request", "body": body, "more_body": False}]
 
-    def __init__(self, body: bytes, receive: Callable[[], Awaitable[Any]]) -> None:
-        self._body: bytes | None = body
-        self._receive = receive
+    async def replay() -> Any:
+        return unread.pop() if unread else await receive()
 
-    async def __call__(self) -> Any:
-        if self._body is None:
-            return await self._receive()
-        body, self._body = self._body, None
-        return {"type": "http.request", "body": body, "more_body": False}
+    return replay
 
 
 def shorten(app: Any, path: str, serve: Serve, headers: Mapping[str, str] = NO_HEADERS) -> None:
