@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 from sglang.srt.managers.multi_tokenizer_mixin import SocketMapping
 from sglang.srt.runtime_context import get_device, get_parallel, get_serving
@@ -32,31 +32,20 @@ _TIMEOUT_S = 8.0
 _LOOK_S = 1.0
 
 
-class Round(NamedTuple):
-    """The reports of the processes of a server.
-
-    Attributes:
-        complete: whether all processes reported in time.
-    """
-
-    reports: list[GcReport]
-    complete: bool
-
-
 class FrontendGc:
     """Reaches every process of the server from one front-end process."""
 
     def __init__(self, manager: Any, path: PackedPath) -> None:
         self.broker: Broker | None = None
-        """The broker of front ends in other processes, if there are any."""
+        """Serves front ends in other processes; None if the server accepts none."""
         self._manager = manager
         self._path = path
         self._collector = collector_of("tokenizer")
         self._rounds: Questions[list[GcReport]] = Questions()
         self._watch: asyncio.Task[None] | None = None
 
-    async def act(self, action: GcAction) -> Round:
-        """Have every process act; return the reports that come in time."""
+    async def act(self, action: GcAction) -> tuple[list[GcReport], bool]:
+        """Have every process act; return the reports that come in time, and whether all came."""
         manager, thresholds = self._manager, thresholds_of_server()
         manager.auto_create_handle_loop()
 
@@ -75,7 +64,7 @@ class FrontendGc:
         # A process may have reported several times, once for each replica.
         reports = {report.pid: report for answer in answers for report in answer}
         complete = len(answers) == _answers_of_a_round() + attached
-        return Round(sorted(reports.values(), key=lambda each: (each.role, each.pid)), complete)
+        return sorted(reports.values(), key=lambda each: (each.role, each.pid)), complete
 
     def take(self, message: GcReq) -> None:
         """Act on a message that was passed on to here, and hand it to the front end that asked."""

@@ -15,7 +15,7 @@ from sglang.srt.utils.auth import add_api_key_middleware
 from sglang_prefill_ext.border.http_server.own_routes import GC_PATH, add_gc_route
 from sglang_prefill_ext.border.messages import GcReq
 from sglang_prefill_ext.border.tokenizer_manager import gc_frontend
-from sglang_prefill_ext.border.tokenizer_manager.gc_frontend import FrontendGc, Round
+from sglang_prefill_ext.border.tokenizer_manager.gc_frontend import FrontendGc
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.process.collector import GcAction
 from tests.unit.attach.engines import StubCollector
@@ -101,7 +101,7 @@ async def test_a_silent_scheduler_leaves_the_round_incomplete(
     manager = Manager()
     made = control(manager)
     manager.come_back = lambda _: None
-    assert await made.act(GcAction.STATS) == Round([], False)
+    assert await made.act(GcAction.STATS) == ([], False)
 
 
 def test_requests_under_way_are_work(collector: StubCollector) -> None:
