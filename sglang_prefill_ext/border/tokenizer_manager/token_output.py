@@ -25,8 +25,7 @@ def finished(manager: Any, request: Any, answer: TokenAnswer, read_out: ReadOut)
     sampling = request.sampling_params
     stops = stop_tokens(manager, sampling)
     reason, text = ending(manager, sampling, stops, request.input_ids, answer.token)
-    ids = [] if answer.token is None else [answer.token]
-    output = _message(manager, request, answer, reason, text, ids, read_out.cached_tokens)
+    output = _message(manager, request, answer, reason, text, read_out.cached_tokens)
     output.time_stats = [scheduler_times(read_out, time.perf_counter())]
     return output
 
@@ -75,7 +74,7 @@ def ending(
 def aborted(manager: Any, request: Any, message: str, status: int) -> BatchStrOutput:
     """The answer to a tokenized request that ends with an error, which has an HTTP status."""
     reason = {"type": "abort", "message": message, "status_code": status, "err_type": None}
-    return _message(manager, request, TokenAnswer(), reason, "", [], 0)
+    return _message(manager, request, TokenAnswer(), reason, "", 0)
 
 
 def _message(
@@ -84,9 +83,9 @@ def _message(
     answer: TokenAnswer,
     reason: dict[str, Any],
     text: str,
-    ids: list[int],
     cached_tokens: int,
 ) -> BatchStrOutput:
+    ids = [] if answer.token is None else [answer.token]
     version = manager.config_value("weight_version")
     lists = {name: [getattr(answer, name)] for name in _LISTS}
     return BatchStrOutput(
