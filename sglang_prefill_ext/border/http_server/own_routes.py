@@ -28,6 +28,7 @@ from sglang_prefill_ext.process.stages import STARTUP
 
 STATUS_PATH = f"{OUR_PATHS}status"
 EXPLAIN_PATH = f"{OUR_PATHS}explain"
+GC_PATH = f"{OUR_PATHS}gc"
 
 SERVER_MODULE = "sglang.srt.entrypoints.http_server"
 """The application's module; looked up, not imported, since an offline `Engine` has none."""
@@ -52,8 +53,8 @@ def add_routes(app: Any, server: PrefillServer) -> None:
         """The status page; as it is for operators, it needs the key of administrative routes."""
         own = _status(server)  # before waiting for schedulers, which may be busy
         replicas = await schedulers.answer()
-        attached = [] if server.broker is None else server.broker.peers()
-        return own | {"schedulers": replicas, "attached": attached}
+        broker = server.gc.broker
+        return own | {"schedulers": replicas, "attached": broker.peers() if broker else []}
 
     administrative = auth_level(AuthLevel.ADMIN_OPTIONAL)
     app.add_api_route(STATUS_PATH, administrative(status), methods=["GET"])
@@ -91,9 +92,6 @@ def _status(server: PrefillServer) -> dict[str, Any]:
             "patches": [asdict(state) for state in patches.states()],
         },
     }
-
-
-GC_PATH = "/prefill_only/gc"
 
 
 def add_gc_route(app: Any, collection: FrontendGc) -> None:

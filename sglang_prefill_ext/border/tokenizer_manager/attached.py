@@ -42,16 +42,18 @@ from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.status import Status
 
 
-def accept_frontends(app: Any, server: PrefillServer) -> Broker:
+def accept_frontends(app: Any, engine: AttachableEngine, path: str) -> Broker:
     """Serve front ends in other processes for as long as the HTTP application runs.
+
+    Args:
+        path: of the socket.
 
     Raises:
         ConfigError: there is no HTTP application.
     """
     if app is None:
         raise ConfigError(f"{ENGINE_FLAG} needs a server; an offline engine cannot be attached to.")
-    path = checked_path(server.path.config.attach, flag=ENGINE_FLAG)
-    broker = Broker(AttachableEngine(server), path)
+    broker = Broker(engine, checked_path(path, flag=ENGINE_FLAG))
     stock = app.router.lifespan_context
 
     @asynccontextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_prefill_ext.attach.broker import Broker
 from sglang_prefill_ext.border.tokenizer_manager.call_records import CallRecords
 from sglang_prefill_ext.border.tokenizer_manager.frontend_link import TokenizerManagerLink
 from sglang_prefill_ext.border.tokenizer_manager.gc_frontend import FrontendGc
@@ -28,7 +27,6 @@ class PrefillServer:
         tokens: front end of a model that generates; None without a tokenizer, too.
         texts: encodes texts in the manager's place; None if the manager encodes them unusually.
         chats: encodes chats; None if the tokenizer encodes in a way of its own.
-        broker: serves front ends in other processes; None if the server accepts none.
     """
 
     manager: Any
@@ -41,7 +39,6 @@ class PrefillServer:
     tokens: TokenFrontend | None = None
     texts: TextBatches[list[int]] | None = None
     chats: TextEncoder | None = None
-    broker: Broker | None = None
 
 
 def server_of(manager: Any) -> PrefillServer | None:

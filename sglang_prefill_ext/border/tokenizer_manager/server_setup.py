@@ -54,13 +54,13 @@ def attach_server(_result: None, manager: Any) -> None:
     handlers[PackedRowsResults] = server.link.deliver_rows
     handlers[PackedStatusResult] = server.link.deliver_status
     handlers[GcReq] = server.gc.take
+    engine = AttachableEngine(server)
     if config.attach:
-        server.broker = server.gc.broker = accept_frontends(app, server)
+        server.gc.broker = accept_frontends(app, engine, config.attach)
     STARTUP.mark("tokenizer")
     if app is not None:
         add_routes(app, server)
         add_gc_route(app, server.gc)
-        engine = AttachableEngine(server)
         offer = partial(offer_of, app, manager, engine)
         add_carrier_routes(app, engine, offer, server.link.scheduler_status)
         shorten_routes(app, server)

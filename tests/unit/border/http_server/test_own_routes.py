@@ -30,7 +30,8 @@ def application(monkeypatch: pytest.MonkeyPatch) -> FastAPI:
     link: Any = SimpleNamespace(
         scheduler_status=scheduler_status, texts=SimpleNamespace(status=dict)
     )
-    ours: Any = SimpleNamespace(path=path_of(StubLink()), link=link, broker=None)
+    collection = SimpleNamespace(broker=None)
+    ours: Any = SimpleNamespace(path=path_of(StubLink()), link=link, gc=collection)
     app = FastAPI()
     own_routes.add_routes(app, ours)
     return app
