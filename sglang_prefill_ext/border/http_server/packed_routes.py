@@ -34,7 +34,7 @@ from sglang_prefill_ext.frontend.score.body_forms import BodyOverrides
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall
 from sglang_prefill_ext.frontend.token import generate_api
 
-_Stock: TypeAlias = Callable[[], tuple[bytes, BodyOverrides | None]]
+_Stock: TypeAlias = Callable[[PrefillOnlyConfig], tuple[bytes, BodyOverrides | None]]
 _StockOf: TypeAlias = Callable[[bytes, PrefillOnlyConfig], tuple[bytes, BodyOverrides | None]]
 
 _USAGE = UsageInfo().model_dump()
@@ -68,8 +68,7 @@ async def _score(server: PrefillServer, body: bytes, context: CallContext) -> Re
         return await _written(server, context, scored.rows.num_values, write)
 
     read = score_body.ScoreBody.of(body)
-    stock = partial(read.stock, server.path.config)
-    return await _answered(server, context, "openai_serving_score", answer(), stock)
+    return await _answered(server, context, "openai_serving_score", answer(), read.stock)
 
 
 async def packed_scores(server: PrefillServer, call: ScoreCall, context: CallContext) -> Scored:
@@ -110,17 +109,13 @@ async def _embed(
         return await _written(server, context, embedded.numbers, write)
 
     name = "openai_serving_embedding"
-    return await _answered(server, context, name, answer(), lambda: (body, None))
+    return await _answered(server, context, name, answer(), lambda _: (body, None))
 
 
 async def _written(
     server: PrefillServer, context: CallContext, numbers: int, write: Callable[[], bytes]
 ) -> bytes:
-    """Write the body of an answer with so many numbers.
-
-    Raises:
-        HTTPException: HTTP 429, too many large answers wait to be written.
-    """
+    """Write the body of an answer with so many numbers; HTTP 429 if too many large ones wait."""
     with counted(server.path.metrics, context):
         return await server.path.answers.run_if_large(numbers, write)
 
@@ -129,7 +124,7 @@ async def _answered(
     server: PrefillServer,
     context: CallContext,
     serving: str,
-    answer: Awaitable[bytes | None],
+    answer: Awaitable[bytes | None] | None,
     stock: _Stock,
 ) -> Response | bytes:
     """Return an answer like that of SGLang's OpenAI route, or the body for that route to serve.
@@ -137,16 +132,19 @@ async def _answered(
     Args:
         serving: name of the route's own handler in the application's state; errors look like its.
         answer: gives the body of the answer. If it gives None or raises `StockPathTaken`, the route
-            serves the request; our hook behind the route then counts the reason.
-        stock: returns the body that SGLang can read.
+            serves the request; our hook behind the route then counts the reason. None for a route
+            that serves all requests; hooks behind it may pack them.
+        stock: returns the body that SGLang can read, without base64 arrays, which its schema lacks.
     """
     try:
         try:
-            content = await answer
+            content = None if answer is None else await answer
         except StockPathTaken as taken:
             context.taken, content = taken, None
         if content is None:
-            return _stock_body(server, context, stock)
+            with counted(server.path.metrics, context):
+                stock_body, context.overrides = stock(server.path.config)
+            return stock_body
     except (HTTPException, RequestError, UnicodeError) as error:
         handler = getattr(context.request.app.state, serving)
         response: Response = error_response(handler, error)
@@ -158,22 +156,7 @@ async def _answered(
 async def _stock(
     server: PrefillServer, read: _StockOf, body: bytes, context: CallContext
 ) -> Response | bytes:
-    stock = partial(read, body, server.path.config)
-    return await _answered(server, context, "openai_serving_score", _nothing(), stock)
-
-
-async def _nothing() -> None:
-    """Answer nothing, so that the route serves the request; our hooks behind it may pack it."""
-
-
-def _stock_body(server: PrefillServer, context: CallContext, stock: _Stock) -> bytes:
-    """Return the body for SGLang's route, without base64 arrays, which its schema lacks."""
-    try:
-        body, context.overrides = stock()
-    except RequestError:
-        server.path.metrics.record_error("refused")
-        raise
-    return body
+    return await _answered(server, context, "openai_serving_score", None, partial(read, body))
 
 
 def _has_to_be_seen(server: PrefillServer) -> bool:
