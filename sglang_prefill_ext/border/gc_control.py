@@ -7,6 +7,7 @@ front ends, which send it to the one that asked. Each process acts on it and add
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import cache
 from typing import Any
 
 from sglang.srt.runtime_context import get_observability, get_serving
@@ -15,17 +16,13 @@ from sglang_prefill_ext.border.messages import GcReq
 from sglang_prefill_ext.metrics import PauseMetrics
 from sglang_prefill_ext.process.collector import Collector
 
-_of_process: Collector | None = None
 
-
+@cache
 def collector_of(role: str) -> Collector:
-    """Return the collector of this process, whose role in the server is `role`."""
-    global _of_process
-    if _of_process is None:
-        labels = {"model_name": get_serving().served_model_name, "role": role}
-        shown = get_observability().enable_metrics
-        _of_process = Collector(role, PauseMetrics(labels if shown else None))
-    return _of_process
+    """Return the collector of this process, which has only this role in the server."""
+    labels = {"model_name": get_serving().served_model_name, "role": role}
+    shown = get_observability().enable_metrics
+    return Collector(role, PauseMetrics(labels if shown else None))
 
 
 def act(collector: Collector, message: GcReq, *, busy: bool = False) -> None:
