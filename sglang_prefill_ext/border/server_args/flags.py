@@ -115,12 +115,12 @@ def _offer_policy(parser: argparse.ArgumentParser) -> None:
 def _attach(server_args: Any, values: dict[str, Any]) -> None:
     try:
         config = config_from_mapping(values)
-        if config is not None:
-            ask_for_replicas(server_args, config)
+        if config is None:
+            return
+        ask_for_replicas(server_args, config)
     except ConfigError as error:
         raise SystemExit(str(error)) from error
-    if config is not None:
-        activation.attach(server_args, config)
+    activation.attach(server_args, config)
 
 
 def _conflicts(args: Any, config: PrefillOnlyConfig) -> Any:
