@@ -80,21 +80,11 @@ def apply(
         _rebind([_applied[patch.id] for patch in pending])
         _refuse(list(_verify(pending)))
     except Exception as error:
-        _revert([patch.id for patch in pending])
+        _revert(pending)
         if isinstance(error, UnsupportedSGLangError):
             raise
         # SGLang only logs errors of a plugin and goes on; our callers handle this type.
         raise UnsupportedSGLangError(f"{type(error).__name__}: {error}") from error
-
-
-def revert(groups: Collection[Group]) -> None:
-    """Remove the patches of `groups`; for tests, never on a live server.
-
-    Raises:
-        UnsupportedSGLangError: a target was changed again since; restoring the original would also
-            remove the change of another package.
-    """
-    _revert([key for key, applied in _applied.items() if applied.patch.group in groups])
 
 
 def states(patches: Sequence[Patch] = PATCHES) -> list[PatchState]:
@@ -193,12 +183,7 @@ def _refuse(mismatches: Sequence[Mismatch]) -> None:
         logger.warning("%s", mismatch)
 
 
-def _revert(ids: Sequence[str]) -> None:
-    for key in reversed([key for key in ids if key in _applied]):
-        applied = _applied[key]
-        patch = applied.patch
-        if vars(applied.owner)[patch.attribute] is not applied.installed:
-            again = _broken(patch, Aspect.APPLICATION, "our wrapper on top", "a later change")
-            raise UnsupportedSGLangError(str(again))
-        setattr(applied.owner, patch.attribute, applied.original)
-        del _applied[key]
+def _revert(patches: Sequence[Patch]) -> None:
+    for patch in reversed(patches):
+        if (applied := _applied.pop(patch.id, None)) is not None:
+            setattr(applied.owner, patch.attribute, applied.original)

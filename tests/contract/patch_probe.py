@@ -118,18 +118,13 @@ def hook_problem(patch: Patch) -> str:
 
 
 def with_everything() -> dict[str, Any]:
-    stock = attributes()
     patches.apply(tuple(Group))
     patches.apply(tuple(Group))
     states = [dataclasses.asdict(state) for state in patches.states()]
-    patches.revert(ENGINE_GROUPS)
-    after = attributes()
     adds = {diff.name: diff.adds for diff in upstream.read_series(upstream.DIRECTORY)}
     there = {diff for diff, names in adds.items() if any(map(exists, names))}
-    engine_ids = [patch.id for patch in PATCHES if patch.group in ENGINE_GROUPS]
     return {
         "states": states,
-        "not_restored": [key for key in engine_ids if after[key] is not stock[key]],
         "superfluous": [patch.id for patch in PATCHES if there & {*patch.diffs}],
         "hook_problems": {patch.id: hook_problem(patch) for patch in PATCHES},
     }
@@ -160,15 +155,18 @@ def on_changed_uses() -> dict[str, Any]:
 
 
 def on_a_changed_sglang() -> dict[str, Any]:
-    scheduler = importlib.import_module("sglang.srt.managers.scheduler").Scheduler
-    scheduler.get_next_batch_to_run = other_parameters
-    scheduler.abort_request = other_names
-    scheduler.is_fully_idle = other_body
-    return {
-        **refused(),
-        "text": run_doctor(json_output=False),
-        "json": run_doctor(json_output=True),
+    changes = {
+        "get_next_batch_to_run": other_parameters,
+        "abort_request": other_names,
+        "is_fully_idle": other_body,
     }
+    scheduler = importlib.import_module("sglang.srt.managers.scheduler").Scheduler
+    with mock.patch.multiple(scheduler, **changes):
+        return {
+            **refused(),
+            "text": run_doctor(json_output=False),
+            "json": run_doctor(json_output=True),
+        }
 
 
 def main() -> None:
@@ -176,9 +174,9 @@ def main() -> None:
         "flags": with_flags_only(),
         "stock": run_doctor(json_output=True),
         "lock": lock.dump(lock.build(scan.read_package())),
-        "everything": with_everything(),
         "changed_uses": on_changed_uses(),
         "changed": on_a_changed_sglang(),
+        "everything": with_everything(),  # last, as patches stay
     }
     sys.stdout.write("\n" + json.dumps(report) + "\n")
 

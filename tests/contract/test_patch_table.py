@@ -100,10 +100,6 @@ def test_no_patch_has_become_superfluous(probe: dict[str, Any]) -> None:
     assert probe["everything"]["superfluous"] == []
 
 
-def test_everything_reverts(probe: dict[str, Any]) -> None:
-    assert probe["everything"]["not_restored"] == []
-
-
 @each_patch
 def test_the_hook_takes_the_arguments_of_its_target(probe: dict[str, Any], patch: Patch) -> None:
     assert probe["everything"]["hook_problems"][patch.id] == ""

@@ -262,39 +262,6 @@ def test_states_look_at_the_class_itself(upstream: ModuleType) -> None:
     assert [state.applied for state in patches.states([step_patch()])] == [False]
 
 
-def test_revert_puts_back_the_raw_attributes(upstream: ModuleType) -> None:
-    before = stock(upstream)
-    apply(SCHEDULER, ALL)
-    assert stock(upstream) != before
-    patches.revert(SCHEDULER)
-    assert stock(upstream) == before
-    assert isinstance(vars(upstream.Scheduler)["parse"], staticmethod)
-    assert isinstance(vars(upstream.Scheduler)["create"], classmethod)
-
-
-def test_revert_takes_only_the_groups_asked_for(upstream: ModuleType) -> None:
-    frontend = step_patch(group=Group.FRONTEND)
-    apply((Group.SCHEDULER, Group.FRONTEND), [frontend, STATIC])
-    patches.revert((Group.FRONTEND,))
-    assert [state.applied for state in patches.states([frontend, STATIC])] == [False, True]
-
-
-def test_revert_can_be_followed_by_apply(upstream: ModuleType) -> None:
-    apply(SCHEDULER, [step_patch()])
-    patches.revert(SCHEDULER)
-    apply(SCHEDULER, [step_patch()])
-    assert upstream.Scheduler().step("b") == "around stock b"
-
-
-def test_revert_does_not_take_another_plugin_along(upstream: ModuleType, registry: Any) -> None:
-    apply(SCHEDULER, [step_patch()])
-    registry.register(f"{OWNER}.step", lambda result, *_args: f"theirs {result}")
-    registry.apply_hooks()
-    with pytest.raises(UnsupportedSGLangError, match="a later change"):
-        patches.revert(SCHEDULER)
-    assert upstream.Scheduler().step("b") == "theirs around stock b"
-
-
 @pytest.mark.parametrize("ours_first", [True, False])
 def test_hooks_of_other_plugins_survive(
     upstream: ModuleType, registry: Any, ours_first: bool
@@ -332,5 +299,3 @@ def test_a_function_of_a_module_is_changed_where_it_is_called(
     )
     apply(SCHEDULER, [patch])
     assert upstream.wait(3, quietly=True) == ("waited", 3, True)
-    patches.revert(SCHEDULER)
-    assert upstream.wait(3) == (3, False)
