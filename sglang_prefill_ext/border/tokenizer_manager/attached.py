@@ -123,11 +123,7 @@ class AttachableEngine:
         return result
 
     def _require_known(self, rows: PackedRows) -> None:
-        """Refuse ids and lengths that would end the scheduler on a GPU.
-
-        Raises:
-            PackingError: an id is outside its vocabulary, or a row longer than the longest prompt.
-        """
+        """Refuse ids and lengths that would end the scheduler on a GPU."""
         longest = self._link.longest_prompt()
         if rows.prefix_len + int(rows.suffix_lens.max()) > longest:
             raise PackingError(f"packed rows are longer than the longest prompt of {longest}")

@@ -101,11 +101,7 @@ class DirectGenerate:
         )
 
     def _sampling(self, body: GenerateBody) -> tuple[Any, Collection[int]]:
-        """SGLang's parameters, and the tokens that stop a generation.
-
-        Raises:
-            StockPathTaken: they are wrong.
-        """
+        """SGLang's parameters, and the tokens that stop a generation; SGLang refuses wrong ones."""
         top_k = body.sampling_params.top_k or 0
         asked = TokenNumbers(top_logprobs_num=body.top_logprobs_num or 0, top_k=top_k)
         try:
@@ -188,12 +184,7 @@ class DirectGenerate:
 
 
 def _prompt_of(body: GenerateBody, sampling: Any, ids: list[int]) -> TokenRequest:
-    """Fill in SGLang's defaults.
-
-    Raises:
-        StockPathTaken: log-probs are wanted from a position outside of the prompt, or of fewer
-            than 0 tokens.
-    """
+    """Fill in SGLang's defaults; SGLang is to judge numbers outside of the prompt."""
     start = body.logprob_start_len if isinstance(body.logprob_start_len, int) else -1
     num_top = body.top_logprobs_num if isinstance(body.top_logprobs_num, int) else 0
     listed = body.token_ids_logprob if isinstance(body.token_ids_logprob, list) else None

@@ -62,11 +62,7 @@ async def handle_batch(
 async def _asked(
     context: CallContext, batches: TextBatches[list[int]], texts: list[str]
 ) -> list[list[int]]:
-    """Encode texts for SGLang's own code; the tokenizer's own errors are raised.
-
-    Raises:
-        ServerBusyError: too many wait already (HTTP 429).
-    """
+    """Encode texts for SGLang's own code; the tokenizer's own errors are raised."""
     try:
         return await batches.ask(texts)
     except ServerBusyError as error:

@@ -53,11 +53,7 @@ async def send_batch(original: _Send, manager: Any, tokenized_objs: list[Any]) -
 
 
 def _takes_over(manager: Any, tokenized_obj: Any) -> bool:
-    """Start to serve a request on the packed path, if it can be.
-
-    Raises:
-        RequestError: a header of the request is wrong.
-    """
+    """Start to serve a request on the packed path, if it can be."""
     server, context = server_of(manager), current_call()
     if server is None or server.tokens is None or context.is_stock:
         return False
