@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from sglang_prefill_ext.wire.stock_reason import StockReason
@@ -83,23 +83,16 @@ def is_decision(request: Any) -> bool:
 
 def ineligible_token_reason(request: Any) -> StockReason | None:
     """Return why such a request goes down the stock path, or None if it can be packed."""
-    return next(_reasons(request), None)
-
-
-def _reasons(request: Any) -> Iterator[StockReason]:
-    if reason := unpacked_reason(request, _UNPACKED_OF_TOKENS):
-        yield reason
-    for name, reason in _UNPACKED_SWITCHES.items():
-        if getattr(request, name):
-            yield reason
+    if found := unpacked_reason(request, _UNPACKED_OF_TOKENS):
+        return found
     sampling = request.sampling_params
-    for name, reason in _UNPACKED_SAMPLING.items():
-        if getattr(sampling, name):
-            yield reason
+    for asked, fields in ((request, _UNPACKED_SWITCHES), (sampling, _UNPACKED_SAMPLING)):
+        for name, reason in fields.items():
+            if getattr(asked, name):
+                return reason
     if (sampling.beam_width or 1) > 1:
-        yield StockReason.BEAM_SEARCH
-    if _has_unusual_numbers(request):
-        yield StockReason.UNUSUAL_INPUT
+        return StockReason.BEAM_SEARCH
+    return StockReason.UNUSUAL_INPUT if _has_unusual_numbers(request) else None
 
 
 def _has_unusual_numbers(request: Any) -> bool:
