@@ -10,19 +10,12 @@ import numpy as np
 import torch
 from sglang.srt.managers.embed_types import PositionalEmbeds
 
-from sglang_prefill_ext.border.tokenizer_manager.call_context import CallContext
 from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall, Positional
 from sglang_prefill_ext.frontend.overrides.checked import checked_overrides
 from sglang_prefill_ext.frontend.overrides.placeholders import checked_matrices
 from sglang_prefill_ext.frontend.score.score_call import OVERRIDES, ScoreCall, ineligible_reason
 from sglang_prefill_ext.wire.arrays import EmbeddingKind
 from sglang_prefill_ext.wire.checks import wrong
-
-
-def call_of(call: ScoreCall, context: CallContext) -> ScoreCall:
-    """Put embeddings that came in an HTTP body into the call."""
-    taken = context.overrides
-    return call if taken is None else replace(call, **taken.arguments(call.num_items))
 
 
 def with_arrays(call: ScoreCall) -> ScoreCall:

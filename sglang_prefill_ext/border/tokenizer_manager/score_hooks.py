@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -11,11 +12,7 @@ from sglang.srt.managers.tokenizer_manager_score_mixin import ScoreResult
 
 from sglang_prefill_ext.border.http_server.packed_routes import packed_scores
 from sglang_prefill_ext.border.tokenizer_manager.call_context import call_with, stock_path
-from sglang_prefill_ext.border.tokenizer_manager.override_hooks import (
-    call_of,
-    stock_arguments,
-    with_arrays,
-)
+from sglang_prefill_ext.border.tokenizer_manager.override_hooks import stock_arguments, with_arrays
 from sglang_prefill_ext.border.tokenizer_manager.server import server_of
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.explain import explain_packed, explain_stock
@@ -39,7 +36,8 @@ async def score_request(
         return await original(manager, *args, **kwargs)
     call = ScoreCall(*args, **kwargs)
     context = call_with(call.request)
-    call = call_of(call, context)
+    if context.overrides is not None:  # embeddings that came in an HTTP body
+        call = replace(call, **context.overrides.arguments(call.num_items))
     if not manager.is_generation:
         # SGLang makes these scores of vectors, which it asks for by a call that is packed itself.
         context.explain(partial(explain_stock, StockReason.NOT_GENERATION))
