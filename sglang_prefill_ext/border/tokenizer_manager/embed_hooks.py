@@ -88,8 +88,9 @@ async def embed(
         call = vector_arrays(embed_call_of(obj, reads_places=places))
         obj.normalize_batch_and_arguments()
         context.raise_if_taken()
-        if obj.lora_path:
-            await _pause_over(server, context)
+        if obj.lora_path and not context.is_opted_out:
+            with counted(server.path.metrics, context):
+                await server.path.exchange.pause_over(context.options(), context.request)
         async with acquired_adapter(manager, obj) as adapter:
             call = replace(call, adapter=adapter)
             embedded, record = await packed_vectors(server, frontend, call, context)
@@ -139,13 +140,6 @@ def _answer(manager: Any, obj: Any, call: EmbedCall, embedded: Embedded, record:
         for answer, state in zip(answers, embedded.states, strict=True):
             answer["pooled_hidden_state"] = torch.from_numpy(state.copy()).to(dtype)
     return answers[0] if call.is_single else answers
-
-
-async def _pause_over(server: PrefillServer, context: CallContext) -> None:
-    """See `PackedExchange.pause_over`; a client that wants the stock path does not wait here."""
-    with counted(server.path.metrics, context):
-        if not context.is_opted_out:
-            await server.path.exchange.pause_over(context.options(), context.request)
 
 
 @asynccontextmanager
