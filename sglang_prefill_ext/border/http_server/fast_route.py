@@ -56,14 +56,11 @@ class FastRoute:
         except ClientDisconnect:
             return  # before its request was complete
         with working_for(CallContext(request)) as call:
-            await self._answer(body, call, receive, send)
-
-    async def _answer(self, body: bytes, call: CallContext, receive: Any, send: Any) -> None:
-        answer, scope = await self._serve(body, call), call.request.scope
-        if isinstance(answer, bytes):
-            await self.stock(scope, _replaying(answer, receive), self._adding_headers(send))
-        else:
-            await answer(scope, receive, send)
+            answer = await self._serve(body, call)
+            if isinstance(answer, bytes):
+                await self.stock(scope, _replaying(answer, receive), self._adding_headers(send))
+            else:
+                await answer(scope, receive, send)
 
     def _adding_headers(self, send: Any) -> Any:
         async def add(message: Any) -> None:
