@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
@@ -190,34 +190,30 @@ def prefix_cache_of(scheduler: Any, config: PrefillOnlyConfig, room: Room) -> Pr
     Args:
         room: allocates slots of the model's pool.
     """
-    if not shares_prefixes(scheduler, room):
+    if not shares_prefixes(room, scheduler):
         return PrivateSlots(room)
-    assert isinstance(room, SglangRoom), "what is shared lies in SGLang's pool"
     tree = scheduler.tree_cache
     policy = PrefixPolicy(config.prefix_caching, page_tokens=tree.page_size)
     return RadixPrefixCache(tree, room, policy)
 
 
-def shares_prefixes(scheduler: Any, room: Room) -> bool:
-    """Whether packed forwards read and write prefixes in SGLang's radix cache."""
-    return isinstance(room, SglangRoom) and _is_plain(scheduler)
+def shares_prefixes(room: Room, scheduler: Any) -> TypeGuard[SglangRoom]:
+    """Whether packed forwards read and write prefixes in SGLang's radix cache.
 
-
-def _key(prefix: Int32Array, adapter: str) -> RadixKey:
-    return RadixKey(array("q", prefix.tolist()), extra_key=adapter or None)
-
-
-def _is_plain(scheduler: Any) -> bool:
-    """Whether the pool has all K/V of the prefixes in the tree.
-
-    A draft model has K/V of its own for the same slots, which packed forwards do not compute.
-    Neither do they write the marks by which ``--kv-canary`` knows the slots of a prefix.
+    They can if SGLang's pool has all K/V of the prefixes in the tree. A draft model has K/V of its
+    own for the same slots, which packed forwards do not compute. Neither do they write the marks by
+    which ``--kv-canary`` knows the slots of a prefix.
     """
     tree, speculation = scheduler.tree_cache, scheduler.spec_algorithm
     return (
-        type(tree) is UnifiedRadixCache
+        isinstance(room, SglangRoom)
+        and type(tree) is UnifiedRadixCache
         and not tree.disable
         and (speculation.is_none() or speculation.is_ngram())
         and not scheduler.enable_hierarchical_cache
         and scheduler.tp_worker.model_runner.canary_manager is None
     )
+
+
+def _key(prefix: Int32Array, adapter: str) -> RadixKey:
+    return RadixKey(array("q", prefix.tolist()), extra_key=adapter or None)

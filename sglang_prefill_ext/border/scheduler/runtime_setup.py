@@ -163,7 +163,7 @@ def _tried(
         model,
         readout_bytes=readout,
         attention=attempt.attention,
-        caches_prefixes=shares_prefixes(scheduler, room),
+        caches_prefixes=shares_prefixes(room, scheduler),
     )
     measured = calibrate(
         executor,
