@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence, Set
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict
+from typing import Any, NamedTuple
 
 from sglang.srt.runtime_context import get_parallel
 
@@ -21,6 +21,7 @@ from sglang_prefill_ext.scheduling.policy import IterationPolicy, SchedulingPoli
 from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
 from sglang_prefill_ext.scheduling.stats import Accounts
 from sglang_prefill_ext.shared_device.board import Board
+from sglang_prefill_ext.startup.answer_check import AnswerCheck
 
 GRAPH_SPEEDUP = 4
 """How many times faster a decode step is as a CUDA graph than launched kernel by kernel: an
@@ -30,21 +31,52 @@ _TICK_MS = 20.0
 """Interval in which the deadlines of queued requests are checked."""
 
 
-@dataclass(slots=True)
-class PackedWork:
-    """All parts of the packed path in one scheduler."""
+class RuntimeSetup(NamedTuple):
+    """The packed path as it is when the scheduler starts serving.
+
+    Attributes:
+        graphs: use of graphs for small forwards.
+        experts: how blocks for MoE experts are chosen, in stock batches, too.
+        widths: `Model.vector_width` and `Model.state_width`.
+        check: result for the known prompts; None if they were not asked.
+        tokens_per_s: see `Calibration`; 0 if packed requests are declined.
+        after_update: to be called when weights may have been updated.
+        is_short: see `Room`.
+    """
 
     runtime: PackedRuntime
-    policy: IterationPolicy
-    metrics: SchedulerMetrics
-    collector: Collector
     graphs: GraphUse
     experts: ExpertUse
-    is_short: Callable[[], bool]
-    stock_counters: TokenCounters | None = None
-    accounts: Accounts = field(default_factory=Accounts)
-    _last_look_ms: float = 0.0
-    _holders: Set[Job] = frozenset()
+    widths: tuple[int, int] = (1, 0)
+    check: AnswerCheck | None = None
+    tokens_per_s: float = 0.0
+    after_update: Callable[[], None] = lambda: None
+    is_short: Callable[[], bool] = lambda: False
+
+
+class PackedWork:
+    """All parts of the packed path in one scheduler, as the flags ask for it."""
+
+    def __init__(
+        self, scheduler: Any, setup: RuntimeSetup, config: PrefillOnlyConfig, collector: Collector
+    ) -> None:
+        self.setup = setup
+        self.runtime = setup.runtime
+        policy = setup.runtime.policy
+        self.policy = IterationPolicy(
+            step_tokens=config.decode_step_tokens or _step_tokens(scheduler, policy),
+            slowdown=config.decode_slowdown,
+            launch_tokens=policy.launch_tokens,
+            max_wait_steps=config.max_wait_steps,
+        )
+        shown = scheduler.metrics_collector_context.current_scheduler_metrics_enabled
+        stock = scheduler.metrics_collector if shown else None
+        self.metrics = SchedulerMetrics(stock and stock.labels)
+        self.collector = collector
+        self.stock_counters = stock and TokenCounters(stock)
+        self.accounts = Accounts()
+        self._last_look_ms = 0.0
+        self._holders: Set[Job] = frozenset()
 
     def step(self, *, decoding: bool) -> bool:
         """Take one step of the runtime; the policy says whether it may launch a forward.
@@ -61,7 +93,7 @@ class PackedWork:
     def make_room(self) -> None:
         """Collect the forwards in flight if slots are short: SGLang would take back generations,
         and end the last one, that find no slot for their next token."""
-        if self.runtime.in_flight and self.is_short():
+        if self.runtime.in_flight and self.setup.is_short():
             self.collect()
 
     def collect(self) -> None:
@@ -117,40 +149,12 @@ class PackedWork:
             if self.collector.pauses.new:
                 self.collector.show_pauses()
             retried = self.runtime.stats.retried_forwards
-            self.metrics.update(self.queue, retried, self.graphs.forwards)
-            if self.experts.groups:
-                self.metrics.show_experts(self.experts.balance)
+            self.metrics.update(self.queue, retried, self.setup.graphs.forwards)
+            if self.setup.experts.groups:
+                self.metrics.show_experts(self.setup.experts.balance)
         if self.stock_counters is not None:
             stats = self.runtime.stats
             self.stock_counters.update(stats.tokens_computed, stats.tokens_cached)
-
-
-def packed_work(
-    scheduler: Any,
-    runtime: PackedRuntime,
-    config: PrefillOnlyConfig,
-    collector: Collector,
-    graphs: GraphUse,
-    experts: ExpertUse,
-    is_short: Callable[[], bool],
-) -> PackedWork:
-    """Set up the packed work of a scheduler as the flags ask for it.
-
-    Args:
-        is_short: see `Room`.
-    """
-    launch_tokens = runtime.policy.launch_tokens
-    iterations = IterationPolicy(
-        step_tokens=config.decode_step_tokens or _step_tokens(scheduler, runtime.policy),
-        slowdown=config.decode_slowdown,
-        launch_tokens=launch_tokens,
-        max_wait_steps=config.max_wait_steps,
-    )
-    shown = scheduler.metrics_collector_context.current_scheduler_metrics_enabled
-    stock = scheduler.metrics_collector if shown else None
-    metrics = SchedulerMetrics(stock and stock.labels)
-    counters = stock and TokenCounters(stock)
-    return PackedWork(runtime, iterations, metrics, collector, graphs, experts, is_short, counters)
 
 
 def _step_tokens(scheduler: Any, policy: SchedulingPolicy) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from sglang.srt.model_executor.cuda_graph_config import cuda_graph_fully_disabled
@@ -19,14 +19,13 @@ from sglang_prefill_ext.border.model.decoder_model import SglangModel
 from sglang_prefill_ext.border.model.expert_setup import set_up_experts
 from sglang_prefill_ext.border.model.vector_models import model_of
 from sglang_prefill_ext.border.scheduler.ask_both_paths import compare_paths, report
-from sglang_prefill_ext.border.scheduler.packed_work import answering
+from sglang_prefill_ext.border.scheduler.packed_work import RuntimeSetup, answering
 from sglang_prefill_ext.border.scheduler.radix import prefix_cache_of, room_in, shares_prefixes
 from sglang_prefill_ext.config import KnownAnswers, PrefillOnlyConfig
 from sglang_prefill_ext.forward.attention_choice import resolve_attention, way_of_all_ranks
 from sglang_prefill_ext.forward.calibration import Calibration, calibrate
 from sglang_prefill_ext.forward.device import require_usable
 from sglang_prefill_ext.forward.executor import PackedExecutor
-from sglang_prefill_ext.forward.expert_blocks import ExpertUse
 from sglang_prefill_ext.forward.graphs.plan import GraphUse
 from sglang_prefill_ext.forward.kv_pool import OwnPool, PrivateSlots, Room
 from sglang_prefill_ext.forward.memory import free_bytes, readout_bytes
@@ -42,29 +41,6 @@ from sglang_prefill_ext.wire.stock_reason import StockReason
 logger = logging.getLogger(__name__)
 
 _Number = TypeVar("_Number", int, float)
-
-
-class RuntimeSetup(NamedTuple):
-    """The packed path as it is when the scheduler starts serving.
-
-    Attributes:
-        graphs: use of graphs for small forwards.
-        experts: how blocks for MoE experts are chosen, in stock batches, too.
-        widths: `Model.vector_width` and `Model.state_width`.
-        check: result for the known prompts; None if they were not asked.
-        tokens_per_s: see `Calibration`; 0 if packed requests are declined.
-        after_update: to be called when weights may have been updated.
-        is_short: see `Room`.
-    """
-
-    runtime: PackedRuntime
-    graphs: GraphUse
-    experts: ExpertUse
-    widths: tuple[int, int] = (1, 0)
-    check: AnswerCheck | None = None
-    tokens_per_s: float = 0.0
-    after_update: Callable[[], None] = lambda: None
-    is_short: Callable[[], bool] = lambda: False
 
 
 def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:

@@ -24,8 +24,8 @@ from sglang_prefill_ext.border.messages import (
     PackedStatusReq,
     PackedStatusResult,
 )
-from sglang_prefill_ext.border.scheduler.packed_work import PackedWork, packed_work
-from sglang_prefill_ext.border.scheduler.runtime_setup import RuntimeSetup, set_up_runtime
+from sglang_prefill_ext.border.scheduler.packed_work import PackedWork, RuntimeSetup
+from sglang_prefill_ext.border.scheduler.runtime_setup import set_up_runtime
 from sglang_prefill_ext.border.scheduler.scheduler_status import status_of
 from sglang_prefill_ext.border.scheduler.stock_embeds import refuse_embeddings
 from sglang_prefill_ext.process.collector import Collector
@@ -33,8 +33,6 @@ from sglang_prefill_ext.process.stages import STARTUP
 from sglang_prefill_ext.wire.packed import rows_from_bytes
 
 logger = logging.getLogger(__name__)
-
-_ATTRIBUTE = "_prefill_only"
 
 _AFTER_FORWARDS = (
     io_struct.PauseGenerationReqInput,
@@ -53,7 +51,7 @@ of aborted requests before it handles them."""
 _LIKE_A_PREFILL = SimpleNamespace(forward_mode=ForwardMode.EXTEND)
 """The batch that SGLang's profiler sees for a packed forward."""
 
-# A process runs one scheduler; hooks on some of its parts cannot reach it otherwise.
+# A process runs one scheduler.
 _process_work: PackedWork | None = None
 
 
@@ -70,13 +68,11 @@ def attach_runtime(_result: None, scheduler: Any) -> None:
     collector = collector_of("scheduler")
     setup = set_up_runtime(scheduler, config)
     setup.experts.learn()
-    parts = (setup.graphs, setup.experts, setup.is_short)
-    work = _process_work = packed_work(scheduler, setup.runtime, config, collector, *parts)
-    setattr(scheduler, _ATTRIBUTE, work)
+    work = _process_work = PackedWork(scheduler, setup, config, collector)
     STARTUP.log("scheduler")
 
     def on_status(message: PackedStatusReq) -> PackedStatusResult:
-        status = status_of(scheduler, work, config, setup)
+        status = status_of(scheduler, work, config)
         return PackedStatusResult(rid=message.rid, payload=json.dumps(status).encode())
 
     mapping = scheduler._request_dispatcher._mapping
@@ -147,7 +143,7 @@ def step_then_next_batch(
     Packed forwards and stock batches alternate, so that neither starves. While generations run,
     `IterationPolicy` decides which iterations have a packed forward.
     """
-    work: PackedWork | None = getattr(scheduler, _ATTRIBUTE, None)
+    work = _process_work
     if work is None:
         return original(scheduler, running_batch, last_batch)
     computed_before = work.runtime.stats.tokens_computed
@@ -206,7 +202,7 @@ def is_fully_idle(
     While the engine is paused, SGLang asks with `ignore_waiting`. Weights may then change, so a
     queued request that has begun starts over.
     """
-    work: PackedWork | None = getattr(scheduler, _ATTRIBUTE, None)
+    work = _process_work
     if work is not None:
         if ignore_waiting:
             work.runtime.restart_waiting()
@@ -217,7 +213,7 @@ def is_fully_idle(
 
 def abort_packed(_result: None, scheduler: Any, recv_req: Any) -> None:
     """AFTER `Scheduler.abort_request`: abort packed requests, too."""
-    work: PackedWork | None = getattr(scheduler, _ATTRIBUTE, None)
+    work = _process_work
     if work is not None:
         work.runtime.abort(recv_req.rid, everything=recv_req.abort_all)
         work.show_queue()

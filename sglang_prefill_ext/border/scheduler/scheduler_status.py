@@ -10,7 +10,6 @@ from sglang.srt.runtime_context import get_parallel
 from sglang_prefill_ext.border import patches
 from sglang_prefill_ext.border.model.alignment_hook import ALIGNMENTS
 from sglang_prefill_ext.border.scheduler.packed_work import PackedWork
-from sglang_prefill_ext.border.scheduler.runtime_setup import RuntimeSetup
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.process.stages import STARTUP
 from sglang_prefill_ext.scheduling.runtime import PackedRuntime
@@ -18,18 +17,16 @@ from sglang_prefill_ext.shared_device.placement import Placement
 from sglang_prefill_ext.startup.answer_check import AnswerCheck
 
 
-def status_of(
-    scheduler: Any, work: PackedWork, config: PrefillOnlyConfig, setup: RuntimeSetup
-) -> dict[str, Any]:
+def status_of(scheduler: Any, work: PackedWork, config: PrefillOnlyConfig) -> dict[str, Any]:
     """Return one scheduler's part of the status page, ready for JSON."""
-    runtime = work.runtime
+    runtime, setup = work.runtime, work.setup
     return {
         "dp_rank": get_parallel().dp_rank or 0,
         "packed": not runtime.declined_reason,
         "declined_reason": runtime.declined_reason,
         "known_answers": _known_answers(runtime, setup.check),
-        "graphs": work.graphs.as_dict(),
-        "experts": {**work.experts.as_dict(), "deep_gemm": ALIGNMENTS.as_dict()},
+        "graphs": setup.graphs.as_dict(),
+        "experts": {**setup.experts.as_dict(), "deep_gemm": ALIGNMENTS.as_dict()},
         "order": config.order,
         "forward_budget": asdict(runtime.policy.budget),
         "launch_tokens": runtime.policy.launch_tokens,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sglang_prefill_ext.border.scheduler.packed_work import PackedWork, packed_work
+from sglang_prefill_ext.border.scheduler.packed_work import PackedWork, RuntimeSetup
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.forward.expert_blocks import ExpertUse
 from sglang_prefill_ext.forward.graphs.plan import GraphUse
@@ -34,8 +34,8 @@ def scheduler(*, replays_graphs: bool = False) -> Any:
 
 
 def work_of(stock: Any, runtime: PackedRuntime, config: PrefillOnlyConfig) -> PackedWork:
-    uses = StubCollector(), GraphUse(), ExpertUse()
-    return packed_work(stock, runtime, config, *uses, is_short=lambda: False)
+    setup = RuntimeSetup(runtime, GraphUse(), ExpertUse())
+    return PackedWork(stock, setup, config, StubCollector())
 
 
 NOW_MS = 1e12
@@ -96,7 +96,7 @@ def test_where_slots_are_short_no_forward_is_in_flight_beside_generations(
     executor.asynchronous = True
     policy = policy_of(CONFIG, BUDGET, launch_tokens=1)
     work.runtime = PackedRuntime(executor, answers, policy)
-    work.is_short = lambda: is_short
+    work.setup = work.setup._replace(is_short=lambda: is_short)
     submit(work, "a", 6)
     assert work.step(decoding=False)
     work.make_room()

@@ -11,7 +11,7 @@ from sglang.srt.managers import io_struct
 from sglang.utils import TypeBasedDispatcher
 
 from sglang_prefill_ext.border.scheduler import scheduler_hooks
-from sglang_prefill_ext.border.scheduler.runtime_setup import RuntimeSetup
+from sglang_prefill_ext.border.scheduler.packed_work import RuntimeSetup
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.forward.expert_blocks import ExpertUse
 from sglang_prefill_ext.forward.graphs.plan import GraphUse
