@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from sglang.srt import platforms
 from sglang.srt.platforms.cpu import CpuDeviceMixin
-from sglang.srt.platforms.interface import PlatformCapabilities, PlatformEnum, SRTPlatform
+from sglang.srt.platforms.interface import PlatformEnum, SRTPlatform
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity
@@ -37,15 +37,9 @@ class CpuReferencePlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]
     """Torch-native execution on the CPU: slow, portable, numerically a reference."""
 
     _enum = PlatformEnum.OOT
-    device_name = "cpu"
-    device_type = "cpu"
-    capabilities = PlatformCapabilities()
 
     def get_default_attention_backend(self) -> str:
         return "torch_native"
-
-    def is_pin_memory_available(self, device: Any = None) -> bool:
-        return False
 
     def get_torch_profiler_activity_str(self) -> str:
         return "CPU"
