@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from sglang.srt.layers.moe.moe_runner.triton_utils import fused_moe
 from sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe_triton_config import (
@@ -21,13 +21,13 @@ def table_of(call: Call) -> BlockTable:
     Without a tuned file, SGLang has two defaults: one up to as many tokens as there are experts,
     one for more. The table then has an entry for each.
     """
-    key = _key(call)
-    tuned = _tuned(key, call, down=False) or {
+    experts, width, dtype, *_ = _key(call)
+    tuned = _tuned(call, down=False) or {
         tokens: get_default_config(
-            *(tokens, key.experts, key.width, call.w1.shape[2], call.top_k, key.dtype, False),
+            *(tokens, experts, width, call.w1.shape[2], call.top_k, dtype, False),
             call.flags["block_shape"],
         )
-        for tokens in (key.experts, key.experts + 1)
+        for tokens in (experts, experts + 1)
     }
     return BlockTable({tokens: entry["BLOCK_SIZE_M"] for tokens, entry in tuned.items()})
 
@@ -38,7 +38,7 @@ def rows_by_tma(call: Call, table: BlockTable) -> frozenset[Entry]:
     Between the two products, their rows are stored in the order of their blocks, which the kernels
     of another entry could not read.
     """
-    tuned = _tuned(_key(call), call, down=True) or {}
+    tuned = _tuned(call, down=True) or {}
 
     def down(entry: Entry) -> dict[str, Any]:
         return tuned[min(tuned, key=lambda tokens: abs(tokens - entry.tokens))]
@@ -48,18 +48,11 @@ def rows_by_tma(call: Call, table: BlockTable) -> frozenset[Entry]:
 
 def tuned_text(call: Call) -> str:
     """SGLang's tuned configurations for a call, as text; times of other ones must not be used."""
-    return "; ".join(str(_tuned(_key(call), call, down=down)) for down in (False, True))
+    return "; ".join(str(_tuned(call, down=down)) for down in (False, True))
 
 
-class _Key(NamedTuple):
-    experts: int
-    width: int
-    dtype: str | None
-    block_n: int
-    block_k: int
-
-
-def _key(call: Call) -> _Key:
+def _key(call: Call) -> tuple[int, int, str | None, int, int]:
+    """Experts, width and dtype of a call, and the two numbers of its block shape."""
     flags = dict(call.flags)
     shape = flags.pop("block_shape")
     del flags["per_channel_quant"]
@@ -68,13 +61,13 @@ def _key(call: Call) -> _Key:
     width -= fused_moe.padding_size if padded else 0
     block_n, block_k = (shape[0], shape[1]) if shape else (0, 0)
     dtype = get_config_dtype_str(dtype=call.dtype, **flags)
-    return _Key(experts, width, dtype, block_n, block_k)
+    return experts, width, dtype, block_n, block_k
 
 
-def _tuned(key: _Key, call: Call, *, down: bool) -> dict[int, dict[str, Any]] | None:
+def _tuned(call: Call, *, down: bool) -> dict[int, dict[str, Any]] | None:
     """Tokens -> configuration; None without a tuned file."""
     per_channel = call.flags["per_channel_quant"]
     tuned: dict[int, dict[str, Any]] | None = get_moe_configs(
-        *key, per_channel_quant=per_channel, down_moe=down
+        *_key(call), per_channel_quant=per_channel, down_moe=down
     )
     return tuned
