@@ -103,13 +103,14 @@ def reads_places(architectures: Collection[str]) -> bool:
 def declined_reason(scheduler: Any) -> StockReason | None:
     """Return why this scheduler declines packed requests, or None if it can run them."""
     runner = scheduler.tp_worker.model_runner
-    if scheduler.enable_lora and is_encoder([type(runner.model).__name__]):
+    architecture = type(runner.model).__name__
+    if scheduler.enable_lora and architecture in ENCODER_ARCHITECTURES:
         return StockReason.LORA_ENCODER
     if scheduler.enable_lora and (reason := _adapters_reason(scheduler, runner.lora_manager)):
         return reason
     labels = RESIDUAL_ON_BATCH | RESIDUAL_IN_LAYERS
     vectors = VECTOR_ARCHITECTURES | ENCODER_ARCHITECTURES
-    if type(runner.model).__name__ not in (labels if scheduler.is_generation else vectors):
+    if architecture not in (labels if scheduler.is_generation else vectors):
         return StockReason.MODEL_ARCHITECTURE
     if not scheduler.is_generation and not _has_known_pooling(runner.model):
         return StockReason.POOLING
@@ -134,15 +135,10 @@ def _adapters_reason(scheduler: Any, manager: Any) -> StockReason | None:
     return None
 
 
-def is_encoder(architectures: Collection[str]) -> bool:
-    """Return whether a model of these classes is a bidirectional encoder."""
-    return bool(architectures) and ENCODER_ARCHITECTURES.issuperset(architectures)
-
-
 def encoder_traits(config: Any) -> EncoderTraits | None:
     """Return what a front end must know of the model of a `ModelConfig`; None if no encoder."""
     architectures, hf_config = config.hf_config.architectures or [], config.hf_config
-    if not is_encoder(architectures):
+    if not architectures or not ENCODER_ARCHITECTURES.issuperset(architectures):
         return None
     longest, has_head = hf_config.max_position_embeddings, "ForSequence" in architectures[0]
     if architectures[0].startswith("XLMRoberta"):
@@ -156,7 +152,7 @@ def encoder_traits(config: Any) -> EncoderTraits | None:
 
 def _has_known_pooling(model: Any) -> bool:
     kind = type(model.pooler)
-    if is_encoder([type(model).__name__]):
+    if type(model).__name__ in ENCODER_ARCHITECTURES:
         # SGLang's own pooling runs on whole prompts; a sparse head returns no dense vectors.
         return kind in (Pooler, CrossEncodingPooler)
     return kind is Pooler and model.pooler.pooling_type == PoolingType.LAST
@@ -185,7 +181,7 @@ def _stores_by_a_kernel_of_its_own(runner: Any) -> bool:
 
 def _attention_reasons(model: Any) -> Iterator[StockReason]:
     """Yield the reasons for which packed attention cannot compute some layer."""
-    layers, encoder = attention_layers(model), is_encoder([type(model).__name__])
+    layers, encoder = attention_layers(model), type(model).__name__ in ENCODER_ARCHITECTURES
     if not layers:
         yield StockReason.NO_ATTENTION_LAYERS
     if len({head_shape(layer) for layer in layers}) > 1:

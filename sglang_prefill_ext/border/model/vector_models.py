@@ -11,7 +11,7 @@ from sglang.srt.layers.pooler import CrossEncodingPooler
 from torch import Tensor
 
 from sglang_prefill_ext.attention.inputs import LayerInputs
-from sglang_prefill_ext.border.model.capability import encoder_traits, is_encoder
+from sglang_prefill_ext.border.model.capability import ENCODER_ARCHITECTURES, encoder_traits
 from sglang_prefill_ext.border.model.decoder_model import SglangModel
 from sglang_prefill_ext.border.model.packed_batch import PackedForwardBatch
 from sglang_prefill_ext.errors import PackedForwardError
@@ -107,6 +107,6 @@ class SglangEncoder(SglangVectorModel):
 def model_of(runner: Any, forward_stream: AbstractContextManager[object] | None) -> SglangModel:
     """Return the `Model` of a rank: for labels, for vectors of a decoder, or for an encoder."""
     kind = SglangModel if runner.is_generation else SglangVectorModel
-    if is_encoder([type(runner.model).__name__]):
+    if type(runner.model).__name__ in ENCODER_ARCHITECTURES:
         kind = SglangEncoder
     return kind(runner, forward_stream)
