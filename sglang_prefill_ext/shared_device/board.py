@@ -52,18 +52,14 @@ class Board:
         """Bytes that each scheduler may take for K/V; 0 before the first one has written it."""
         return int(self._numbers[_KV_BYTES])
 
-    @kv_bytes.setter
-    def kv_bytes(self, value: int) -> None:
-        self._numbers[_KV_BYTES] = value
-
     @property
     def reserve_bytes(self) -> int:
         """Bytes that each scheduler may take beside weights and K/V; 0 before it is written."""
         return int(self._numbers[_RESERVE_BYTES])
 
-    @reserve_bytes.setter
-    def reserve_bytes(self, value: int) -> None:
-        self._numbers[_RESERVE_BYTES] = value
+    def set_shares(self, kv_bytes: int, reserve_bytes: int) -> None:
+        """Write `kv_bytes` and `reserve_bytes`; only the first scheduler does."""
+        self._numbers[:_FIRST_DONE] = kv_bytes, reserve_bytes
 
     @property
     def done(self) -> NDArray[np.int64]:

@@ -128,8 +128,9 @@ def share_room(room: int, configurator: Any, pre_model_load_memory: float) -> in
             fraction_given=server_args.mem_fraction_static is not None,
             weights_shared=resolved.weight_cache_mode != "off",
         )
-        board.kv_bytes = kv_share(first, config.schedulers)
-        board.reserve_bytes = reserve_share(first, config.schedulers)
+        board.set_shares(
+            kv_share(first, config.schedulers), reserve_share(first, config.schedulers)
+        )
         logger.info(
             "Prefill-only serving: each of %d schedulers takes %s for K/V; each further one adds "
             "%s of weights and reserve",

@@ -19,8 +19,7 @@ def test_what_one_opening_writes_the_others_read() -> None:
     board = Board.create(2)
     other = Board(board.path, 2)
     done = board.done
-    other.kv_bytes = 5 << 40
-    other.reserve_bytes = 6
+    other.set_shares(5 << 40, 6)
     other.done[1] += 7
     assert (board.kv_bytes, board.reserve_bytes) == (5 << 40, 6)
     assert done.tolist() == [0, 7]
@@ -32,7 +31,7 @@ def test_another_process_finds_the_board_by_its_environment() -> None:
         "from sglang_prefill_ext.shared_device.board import Board\n"
         "board = Board.found(2)\n"
         "board.done[0] += 41\n"
-        "board.kv_bytes = 9\n"
+        "board.set_shares(9, 1)\n"
     )
     environment = {**os.environ, BOARD_VARIABLE: board.path}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
