@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from sglang_prefill_ext import border
 from sglang_prefill_ext.border import patches
 from sglang_prefill_ext.patching import guard
 from tests.unit.patching.stub_sglang import MODULE, UPSTREAM
-
-_OUR_REGISTRY = "sglang_prefill_ext.border.patches"
 
 
 def load_module(name: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -53,7 +49,7 @@ def upstream(load_upstream: Callable[[str], ModuleType]) -> ModuleType:
 
 
 @pytest.fixture
-def registry(upstream: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def registry(upstream: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Any:
     """SGLang's `HookRegistry`, empty; our engine uses this one for the test.
 
     Its file imports nothing of SGLang, so it is loaded alone: importing the package would take
@@ -64,14 +60,6 @@ def registry(upstream: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     for parent in ("sglang.srt", "sglang.srt.plugins"):
         monkeypatch.setitem(sys.modules, parent, ModuleType(parent))
     module = load_module("sglang.srt.plugins.hook_registry", path, monkeypatch)
-    _forget_our_registry()
-    importlib.import_module(_OUR_REGISTRY)
     monkeypatch.setattr(patches, "_applied", {})
     monkeypatch.setattr(guard, "installed_version", lambda: "0.5.23")
-    yield module.HookRegistry
-    _forget_our_registry()
-
-
-def _forget_our_registry() -> None:
-    sys.modules.pop(_OUR_REGISTRY, None)
-    vars(border).pop("registry", None)
+    return module.HookRegistry
