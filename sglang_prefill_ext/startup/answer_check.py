@@ -107,27 +107,28 @@ class AnswerCheck:
 class Attempt(NamedTuple):
     """A way to run packed forwards.
 
-    `suspect` names what the attempt before used and this one does not.
+    `graph_tokens` are those of the largest graph, 0 for none. `suspect` names what the attempt
+    before used and this one does not.
     """
 
     attention: AttentionWay
-    graphs: bool
+    graph_tokens: int
     suspect: str = ""
 
     @property
     def described(self) -> str:
         """For the log."""
-        graphs = "with graphs" if self.graphs else "without graphs"
+        graphs = "with graphs" if self.graph_tokens else "without graphs"
         return f"--prefill-only-attention {self.attention} {graphs}"
 
 
-def attempts(attention: AttentionWay, *, graphs: bool) -> list[Attempt]:
+def attempts(attention: AttentionWay, graph_tokens: int) -> list[Attempt]:
     """Return the ways to try in turn until one answers like the stock path, beginning with this."""
-    tried = [Attempt(attention, graphs)]
-    if graphs:
-        tried.append(Attempt(attention, False, "replaying forwards as graphs"))
+    tried = [Attempt(attention, graph_tokens)]
+    if graph_tokens:
+        tried.append(Attempt(attention, 0, "replaying forwards as graphs"))
     if attention is not AttentionWay.TORCH:
-        tried.append(Attempt(AttentionWay.TORCH, False, f"--prefill-only-attention {attention}"))
+        tried.append(Attempt(AttentionWay.TORCH, 0, f"--prefill-only-attention {attention}"))
     return tried
 
 

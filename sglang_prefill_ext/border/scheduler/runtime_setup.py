@@ -100,7 +100,7 @@ def _set_up_executor(
     asked = way_of_all_ranks(resolve_attention(config.attention, model), agree)
     room = room_in(model.pool, scheduler)
     STARTUP.mark("kernels")
-    ways = attempts(asked, graphs=_graph_tokens(scheduler, config, model) > 0)
+    ways = attempts(asked, _graph_tokens(scheduler, config, model))
     for attempt in ways:
         try:
             executor, measured, check = _tried(scheduler, config, model, room, attempt, most_bytes)
@@ -147,7 +147,7 @@ def _tried(
         config.max_forward_tokens,
         agree,
         most_bytes,
-        graph_tokens=_graph_tokens(scheduler, config, model) if attempt.graphs else 0,
+        graph_tokens=attempt.graph_tokens,
     )
     STARTUP.mark("calibration")
     if isinstance(room, OwnPool) and model.causal:

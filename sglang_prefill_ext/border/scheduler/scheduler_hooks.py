@@ -211,7 +211,7 @@ def is_fully_idle(
     return original(scheduler, for_health_check, ignore_waiting)
 
 
-def abort_packed(_result: None, scheduler: Any, recv_req: Any) -> None:
+def abort_packed(_result: None, _scheduler: Any, recv_req: Any) -> None:
     """AFTER `Scheduler.abort_request`: abort packed requests, too."""
     work = _process_work
     if work is not None:

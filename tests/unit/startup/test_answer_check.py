@@ -226,17 +226,17 @@ def test_float32_has_no_outlier(stock: Any) -> None:
 
 
 def test_graphs_and_then_kernels_are_left_out() -> None:
-    assert [each[:2] for each in attempts(AttentionWay.AUTO, graphs=True)] == [
-        (AttentionWay.AUTO, True),
-        (AttentionWay.AUTO, False),
-        (AttentionWay.TORCH, False),
+    assert [each[:2] for each in attempts(AttentionWay.AUTO, 64)] == [
+        (AttentionWay.AUTO, 64),
+        (AttentionWay.AUTO, 0),
+        (AttentionWay.TORCH, 0),
     ]
-    first, *others = attempts(AttentionWay.FUSED, graphs=True)
+    first, *others = attempts(AttentionWay.FUSED, 64)
     assert first.suspect == ""
     assert "graphs" in others[0].suspect
     assert "fused" in others[1].suspect
 
 
 def test_nothing_is_tried_twice() -> None:
-    assert attempts(AttentionWay.TORCH, graphs=False) == [Attempt(AttentionWay.TORCH, False)]
-    assert len(attempts(AttentionWay.MERGE, graphs=False)) == 2
+    assert attempts(AttentionWay.TORCH, 0) == [Attempt(AttentionWay.TORCH, 0)]
+    assert len(attempts(AttentionWay.MERGE, 0)) == 2

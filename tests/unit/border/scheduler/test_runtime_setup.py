@@ -86,7 +86,7 @@ class Tries:
         *verdicts: AnswerCheck | Exception | None,
         ranks: int = 1,
     ) -> None:
-        self.tried: list[tuple[AttentionWay, bool]] = []
+        self.tried: list[tuple[AttentionWay, int]] = []
         self.without_graphs = 0
         left = list(verdicts)
 
@@ -127,7 +127,7 @@ def test_wrong_graphs_are_left_out_and_named(
 ) -> None:
     tries = Tries(monkeypatch, WRONG, RIGHT)
     assert tries.set_up(cuda_graphs=64) == (tries, 2, RIGHT)
-    assert tries.tried == [(AttentionWay.AUTO, True), (AttentionWay.AUTO, False)]
+    assert tries.tried == [(AttentionWay.AUTO, 64), (AttentionWay.AUTO, 0)]
     assert tries.without_graphs == 1
     assert "replaying forwards as graphs is left out" in caplog.text
     assert "is OFF" not in caplog.text
@@ -138,7 +138,7 @@ def test_what_fails_is_left_out_like_what_is_wrong(
 ) -> None:
     tries = Tries(monkeypatch, FAILS, FAILS, RIGHT)
     assert tries.set_up(cuda_graphs=64) == (tries, 3, RIGHT)
-    ways = [(AttentionWay.AUTO, True), (AttentionWay.AUTO, False), (AttentionWay.TORCH, False)]
+    ways = [(AttentionWay.AUTO, 64), (AttentionWay.AUTO, 0), (AttentionWay.TORCH, 0)]
     assert tries.tried == ways
     assert "forwards fail with --prefill-only-attention auto with graphs" in caplog.text
     assert "a kernel does not compile" in caplog.text
@@ -159,7 +159,7 @@ def test_wrong_kernels_are_left_out_and_named(
 ) -> None:
     tries = Tries(monkeypatch, WRONG, RIGHT)
     assert tries.set_up(attention="fused") == (tries, 2, RIGHT)
-    assert tries.tried == [(AttentionWay.FUSED, False), (AttentionWay.TORCH, False)]
+    assert tries.tried == [(AttentionWay.FUSED, 0), (AttentionWay.TORCH, 0)]
     assert "--prefill-only-attention fused is left out" in caplog.text
 
 
