@@ -24,7 +24,7 @@ from sglang_prefill_ext.border.messages import (
     PackedStatusReq,
     PackedStatusResult,
 )
-from sglang_prefill_ext.border.scheduler.packed_work import PackedWork, RuntimeSetup
+from sglang_prefill_ext.border.scheduler.packed_work import PackedWork
 from sglang_prefill_ext.border.scheduler.runtime_setup import set_up_runtime
 from sglang_prefill_ext.border.scheduler.scheduler_status import status_of
 from sglang_prefill_ext.border.scheduler.stock_embeds import refuse_embeddings
@@ -76,23 +76,23 @@ def attach_runtime(_result: None, scheduler: Any) -> None:
         return PackedStatusResult(rid=message.rid, payload=json.dumps(status).encode())
 
     mapping = scheduler._request_dispatcher._mapping
-    mapping[PackedRowsReq] = partial(_on_request, setup)
+    mapping[PackedRowsReq] = partial(_on_request, work)
     mapping[PackedExpireReq] = partial(_on_expire, work)
     mapping[PackedStatusReq] = on_status
     mapping[GcReq] = partial(_on_gc, scheduler, collector)
     for kind in _AFTER_FORWARDS:
-        mapping[kind] = _after_forwards(work, mapping[kind], setup.after_update)
+        mapping[kind] = _after_forwards(work, mapping[kind])
     refuse_embeddings(scheduler)
 
 
-def _on_request(setup: RuntimeSetup, message: PackedRowsReq) -> None:
+def _on_request(work: PackedWork, message: PackedRowsReq) -> None:
     try:
-        rows = rows_from_bytes(message.row_bytes, setup.widths)
+        rows = rows_from_bytes(message.row_bytes, work.setup.widths)
     except Exception as error:  # an error in the dispatcher would end the scheduler
         logger.error("Packed request %s cannot be read: %s", message.rid, error)
-        setup.runtime.refuse(message.rid, message, f"{type(error).__name__}: {error}")
+        work.runtime.refuse(message.rid, message, f"{type(error).__name__}: {error}")
         return
-    setup.runtime.submit(
+    work.runtime.submit(
         message.rid,
         rows,
         message,
@@ -116,13 +116,11 @@ def _on_gc(scheduler: Any, collector: Collector, message: GcReq) -> None:
         channels.send_to_detokenizer.send_output(message, message)
 
 
-def _after_forwards(
-    work: PackedWork, handler: Callable[[Any], Any], after_update: Callable[[], None]
-) -> Callable[[Any], Any]:
+def _after_forwards(work: PackedWork, handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def handle(message: Any) -> Any:
         work.collect()
         answer = handler(message)
-        after_update()
+        work.setup.after_update()
         return answer
 
     return handle
