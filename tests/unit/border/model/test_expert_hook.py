@@ -128,7 +128,7 @@ def test_without_layers_nothing_is_changed() -> None:
     assert prepared(call, 2304)[0] == prepared(call, 2304, hooked=False)[0]
 
 
-def served(call: Call, **kwargs: Any) -> ExpertBlocks:
+def served(call: Call) -> ExpertBlocks:
     """A layer whose routing is not known yet."""
     experts = len(call.w1)
     counts = ExpertCounts(1, experts, CPU)
@@ -201,8 +201,11 @@ class Layer:
         return SimpleNamespace(hidden_states=self._output)
 
 
+REAL = Call(torch.empty(16, 64, 64), torch.empty(16, 64, 32), torch.bfloat16, 2, PLAIN)
+"""A call with weights in memory, for which SGLang has no tuned file."""
+
 DEFAULT = {16: 16, 17: 64}
-"""Tokens -> block of 16 experts for which SGLang has no tuned file."""
+"""Tokens -> block of SGLang's entries for `REAL`."""
 
 
 @pytest.fixture
@@ -237,8 +240,7 @@ def test_a_start_times_every_entry_that_can_be_chosen_and_keeps_the_times(timed:
 def test_times_of_another_device_or_tuning_are_measured_anew(
     timed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    call = Call(torch.empty(16, 64, 64), torch.empty(16, 64, 32), torch.bfloat16, 2, PLAIN)
-    start = partial(expert_setup._set_up, [Layer(call)], CPU, PrefillOnlyConfig())
+    start = partial(expert_setup._set_up, [Layer(REAL)], CPU, PrefillOnlyConfig())
     start()
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
     start()
@@ -254,8 +256,7 @@ def test_times_of_another_device_or_tuning_are_measured_anew(
 def test_a_block_that_cannot_be_computed_is_never_chosen(
     timed: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    call = Call(torch.empty(16, 64, 64), torch.empty(16, 64, 32), torch.bfloat16, 2, PLAIN)
-    use = expert_setup._set_up([Layer(call, fails_with=[16])], CPU, PrefillOnlyConfig())
+    use = expert_setup._set_up([Layer(REAL, fails_with=[16])], CPU, PrefillOnlyConfig())
     (group,) = use.groups
     assert [entry.block for entry in group.times] == [64]
     assert caplog.text.count("blocks of 16 rows are left out: out of resource") == 1
@@ -265,18 +266,16 @@ def test_a_block_that_cannot_be_computed_is_never_chosen(
 def test_where_no_block_can_be_timed_sglangs_choice_stays(
     timed: Path, monkeypatch: pytest.MonkeyPatch, policy: MoePolicy
 ) -> None:
-    call = Call(torch.empty(16, 64, 64), torch.empty(16, 64, 32), torch.bfloat16, 2, PLAIN)
     monkeypatch.setattr(expert_setup, "_seconds", lambda *_: 1 / 0)
     with pytest.raises(RuntimeError, match="no entry of SGLang's table can be run"):
-        expert_setup._set_up([Layer(call)], CPU, PrefillOnlyConfig(moe=policy))
-    assert prepared(call, 100)[0] == prepared(call, 100, hooked=False)[0]
+        expert_setup._set_up([Layer(REAL)], CPU, PrefillOnlyConfig(moe=policy))
+    assert prepared(REAL, 100)[0] == prepared(REAL, 100, hooked=False)[0]
 
 
 def test_a_kept_block_that_fails_now_is_left_out(
     timed: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    call = Call(torch.empty(16, 64, 64), torch.empty(16, 64, 32), torch.bfloat16, 2, PLAIN)
-    layer = Layer(call)
+    layer = Layer(REAL)
     assert len(expert_setup._set_up([layer], CPU, PrefillOnlyConfig()).groups[0].times) == 2
     layer.fails_with = [64]
     (group,) = expert_setup._set_up([layer], CPU, PrefillOnlyConfig()).groups
@@ -329,14 +328,13 @@ def test_a_pair_is_launched_with_what_each_entry_has() -> None:
 def test_a_start_compares_both_entries_of_a_pair_with_each_alone(
     timed: Path, choices: list[Pair]
 ) -> None:
-    call = Call(torch.empty(16, 64, 64), torch.empty(16, 64, 32), torch.bfloat16, 2, PLAIN)
-    (group,) = expert_setup._set_up([Layer(call)], CPU, DEVICE).groups
+    (group,) = expert_setup._set_up([Layer(REAL)], CPU, DEVICE).groups
     assert group.source is MoeSource.DEVICE
     one, two = choices
     assert (one[:2], one.first_time, one.second_time) == (two[:2], two.second_time, two.first_time)
-    assert isinstance(prepared(call, 100)[0], PairedConfig)
+    assert isinstance(prepared(REAL, 100)[0], PairedConfig)
     with pytest.raises(RuntimeError, match="other numbers than one alone"):
-        expert_setup._set_up([Layer(call, loses_pairs=True)], CPU, DEVICE)
+        expert_setup._set_up([Layer(REAL, loses_pairs=True)], CPU, DEVICE)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))

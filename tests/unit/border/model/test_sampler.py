@@ -73,8 +73,9 @@ def sampler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         yield Sampler()
 
 
-def params_of(choices: dict[str, list[Any]]) -> list[SamplingParams]:
-    rng = random.Random(7)
+def params_of(kind: str) -> list[SamplingParams]:
+    """Parameters of one kind that need a sampler."""
+    choices, rng = CHOICES[kind], random.Random(7)
 
     def one() -> SamplingParams:
         given = {name: rng.choice(values) for name, values in choices.items()}
@@ -84,7 +85,8 @@ def params_of(choices: dict[str, list[Any]]) -> list[SamplingParams]:
         given |= rng.choice([{}, {"min_new_tokens": 1}, PENALTIES])
         return SamplingParams(max_new_tokens=1, **given)
 
-    return [one() for _ in range(READS)]
+    params = [one() for _ in range(READS)]
+    return [p for p in params if kind != "greedy" or p.logit_bias or p.min_new_tokens]
 
 
 def stock_info(params: list[SamplingParams]) -> SamplingBatchInfo:
@@ -120,9 +122,7 @@ def random_logits() -> Tensor:
 
 @pytest.mark.parametrize("kind", CHOICES)
 def test_tokens_and_log_probs_are_those_of_a_stock_batch(kind: str, sampler: Sampler) -> None:
-    params = params_of(CHOICES[kind])
-    if kind == "greedy":  # others need no sampler
-        params = [each for each in params if each.logit_bias or each.min_new_tokens]
+    params = params_of(kind)
     reads = len(params)
     listed = [[number, 5] for number in range(reads)]
     positions = torch.arange(reads) * 7
@@ -155,9 +155,7 @@ def test_tokens_and_log_probs_are_those_of_a_stock_batch(kind: str, sampler: Sam
 def test_a_sampler_is_told_of_packed_reads_what_it_is_told_of_requests(
     kind: str, sampler: Sampler
 ) -> None:
-    params = params_of(CHOICES[kind])
-    if kind == "greedy":
-        params = [each for each in params if each.logit_bias or each.min_new_tokens]
+    params = params_of(kind)
     stock, ours = stock_info(params), batch_info(packed(params), random_logits()[: len(params)])
     told_otherwise = {"logit_bias", "acc_additive_penalties", "acc_scaling_penalties"}
     unused = {"return_sampling_masks", "return_sampling_support_logprobs", "sampling_mask_top_ks"}
@@ -175,7 +173,7 @@ def test_a_sampler_is_told_of_packed_reads_what_it_is_told_of_requests(
 
 def test_draws_take_no_more_memory_than_other_reads_and_none_that_grows(sampler: Sampler) -> None:
     vocabulary, chunk = 20_000, 32
-    head, (params, *_) = torch.randn(4, vocabulary), params_of(CHOICES["filtered"])
+    head, (params, *_) = torch.randn(4, vocabulary), params_of("filtered")
     model: Any = SglangSampler(SimpleNamespace(sampler=sampler))
 
     def peak(reads: int, most: int, *, drawn: bool) -> int:
@@ -194,7 +192,7 @@ def test_draws_take_no_more_memory_than_other_reads_and_none_that_grows(sampler:
 
 
 def test_a_draw_without_questions_has_no_more_to_say(sampler: Sampler) -> None:
-    params = params_of(CHOICES["plain"])
+    params = params_of("plain")
     ours = SglangSampler(SimpleNamespace(sampler=sampler))
     positions = torch.arange(READS)
     drawn = ours.draw(random_logits(), packed(params), positions, 0, [[]] * READS)
@@ -204,7 +202,7 @@ def test_a_draw_without_questions_has_no_more_to_say(sampler: Sampler) -> None:
 
 @pytest.mark.parametrize("kind", ["plain", "filtered"])
 def test_a_draw_from_nan_shows_where_sglang_replaces_it(kind: str, sampler: Sampler) -> None:
-    params = params_of(CHOICES[kind])
+    params = params_of(kind)
     logits, nothing = random_logits(), [[] for _ in range(READS)]
     logits[3, 5] = torch.nan
     with Envs.SGLANG_SANITIZE_NAN_LOGITS.override(True):
