@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from sglang_prefill_ext.frontend.answers import table_rows
-from sglang_prefill_ext.frontend.token.token_batch import ReadKind
 from sglang_prefill_ext.frontend.token.token_call import TokenCall
 from sglang_prefill_ext.wire.arrays import Float32Array, Int32Array
 from sglang_prefill_ext.wire.reads import Best
@@ -53,10 +52,9 @@ def answer_of(call: TokenCall, table: Float32Array, *, vocab_size: int) -> Token
         table: the call's part of `TokenGroup.tables`.
         vocab_size: of the model. As in SGLang, a prompt token with the last id appears as id 0.
     """
-    kind = ReadKind.of(call)
-    answer = TokenAnswer()
-    labels, best = table[:, : kind.num_labels], Best.of(table[:, kind.num_labels :])
-    listed = labels[:, int(kind.reads_prompt) :]
+    answer, listed_ids = TokenAnswer(), list(call.token_ids or ())
+    labels, best = table[:, : call.num_labels], Best.of(table[:, call.num_labels :])
+    listed = labels[:, call.num_labels - len(listed_ids) :]
     top_values, top_ids = best.top_log_probs, best.top_tokens.astype(np.int64)
     if call.start is not None:
         tokens = call.ids[call.start :]
@@ -66,7 +64,7 @@ def answer_of(call: TokenCall, table: Float32Array, *, vocab_size: int) -> Token
         answer.input_top_logprobs_val = [None, *table_rows(top_values[:-1])]
         answer.input_top_logprobs_idx = [None, *table_rows(top_ids[:-1])]
         answer.input_token_ids_logprobs_val = [None, *table_rows(listed[:-1])]
-        answer.input_token_ids_logprobs_idx = [None, *[list(kind.token_ids)] * (len(table) - 1)]
+        answer.input_token_ids_logprobs_idx = [None, *[listed_ids] * (len(table) - 1)]
     if call.generates:
         answer.token = int(best.token[-1, 0])
         answer.output_token_logprobs_val = [float(best.log_prob[-1, 0])]
@@ -74,13 +72,13 @@ def answer_of(call: TokenCall, table: Float32Array, *, vocab_size: int) -> Token
     answer.output_top_logprobs_val = top_values[-1:].tolist()
     answer.output_top_logprobs_idx = top_ids[-1:].tolist()
     answer.output_token_ids_logprobs_val = listed[-1:].tolist()
-    answer.output_token_ids_logprobs_idx = [list(kind.token_ids)]
+    answer.output_token_ids_logprobs_idx = [listed_ids]
     return answer
 
 
 def token_of(call: TokenCall, table: Float32Array) -> int | None:
     """The token that a call generates, from the table of `answer_of`; None if it wants none."""
-    best = Best.of(table[-1:, ReadKind.of(call).num_labels :])
+    best = Best.of(table[-1:, call.num_labels :])
     return int(best.token[0, 0]) if call.generates else None
 
 

@@ -50,11 +50,6 @@ class ReadKind:
         has_start = call.start is not None
         return cls(has_start, call.token_ids or (), call.num_best, draws, call.adapter)
 
-    @property
-    def num_labels(self) -> int:
-        """Labels of every read: its successor in the prompt, then the `token_ids`."""
-        return int(self.reads_prompt) + len(self.token_ids)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenGroup(PackedGroup):
@@ -117,7 +112,7 @@ def _group(calls: list[TokenCall], beginning: Beginning, kind: ReadKind) -> Toke
         for prompt, first in zip(prompts, first_reads.tolist(), strict=True):
             successors += [prompt[first + 1 :], _NO_SUCCESSOR]
         table = _labels(np.concatenate(successors), labels)
-        labels, label_lens = table.ravel(), np.full(len(table), kind.num_labels, dtype=np.int32)
+        labels, label_lens = table.ravel(), np.full(len(table), table.shape[1], dtype=np.int32)
     rows = PackedRows(
         tokens,
         prefix,

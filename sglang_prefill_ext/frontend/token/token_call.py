@@ -58,10 +58,14 @@ class TokenCall:
     adapter: str = ""
 
     @property
+    def num_labels(self) -> int:
+        """Labels of every read: its successor in the prompt, then the `token_ids`."""
+        return int(self.start is not None) + len(self.token_ids or ())
+
+    @property
     def num_best(self) -> int:
         """`Labels.num_best` that answers the call."""
-        has_labels = self.start is not None or bool(self.token_ids)
-        if self.generates or self.sampling is not None or self.num_top or not has_labels:
+        if self.generates or self.sampling is not None or self.num_top or not self.num_labels:
             return 1 + self.num_top
         return 0
 
@@ -69,8 +73,7 @@ class TokenCall:
     def num_values(self) -> int:
         """Numbers that are read for the call."""
         reads = 1 if self.start is None else len(self.ids) - self.start
-        labels = (self.start is not None) + len(self.token_ids or ())
-        return reads * values_per_read(labels, self.num_best)
+        return reads * values_per_read(self.num_labels, self.num_best)
 
 
 def token_call_of(request: TokenRequest, stop_tokens: Collection[int]) -> TokenCall:
