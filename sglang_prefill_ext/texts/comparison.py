@@ -32,10 +32,6 @@ class Comparison(msgspec.Struct, frozen=True):
     texts: int = 0
     seconds: float = 0.0
 
-    @property
-    def passed(self) -> bool:
-        return not self.difference
-
 
 def compare(encoder: Encoder, reference: Encoder, texts: Sequence[str]) -> Comparison:
     """Compare a library with Hugging Face's: the ids of all texts, and the decoded ids of some."""

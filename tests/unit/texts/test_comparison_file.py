@@ -12,11 +12,7 @@ import pytest
 
 from sglang_prefill_ext.texts import comparison_file
 from sglang_prefill_ext.texts.comparison import Comparison
-from sglang_prefill_ext.texts.comparison_file import (
-    key_of,
-    processor,
-    remembered,
-)
+from sglang_prefill_ext.texts.comparison_file import key_of, processor, remembered
 
 WAITER = """
 import sys, threading
@@ -38,7 +34,7 @@ def test_a_verdict_is_made_once(tmp_path: Path) -> None:
     comparison = Comparison("'a'", 3, 0.5)
     assert remembered(tmp_path / "new", "k", lambda: comparison) == comparison
     assert remembered(tmp_path / "new", "k", forbidden) == comparison
-    assert remembered(tmp_path / "new", "other", lambda: Comparison("")).passed
+    assert remembered(tmp_path / "new", "other", lambda: Comparison("")).difference == ""
 
 
 def test_what_cannot_be_read_is_judged_again(tmp_path: Path) -> None:
