@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -77,7 +76,9 @@ def take_score_overrides(fields: dict[str, Any], config: PrefillOnlyConfig) -> B
             None if each is None else _array(f"{_ITEMS}[{number}]", each, 2)
             for number, each in enumerate(items)
         ]
-    return _taken(fields, BodyOverrides(found), found) if found else None
+    for name in found:
+        del fields[name]
+    return BodyOverrides(found) if found else None
 
 
 def take_decision_overrides(
@@ -92,8 +93,9 @@ def take_decision_overrides(
     token = fields.get(_TOKEN)
     if type(token) is not int:
         raise RequestError(f"{_TOKEN}: {token!r} is not the id of the placeholder token.")
-    found = BodyOverrides({_TOKEN: token}, every_item=_array(_INPUT, fields[_INPUT], 2))
-    return _taken(fields, found, (_INPUT, _TOKEN))
+    every_item = _array(_INPUT, fields[_INPUT], 2)
+    del fields[_INPUT], fields[_TOKEN]
+    return BodyOverrides({_TOKEN: token}, every_item)
 
 
 def _check_count(found: int, fields: dict[str, Any], config: PrefillOnlyConfig) -> None:
@@ -103,12 +105,6 @@ def _check_count(found: int, fields: dict[str, Any], config: PrefillOnlyConfig) 
     check_count(count, config)
     if found != count:
         raise RequestError(f"{_ITEMS}: {found} for {count} items. Send one for every item.")
-
-
-def _taken(fields: dict[str, Any], found: BodyOverrides, names: Iterable[str]) -> BodyOverrides:
-    for name in names:
-        del fields[name]
-    return found
 
 
 def _array(field: str, form: Any, dimensions: int) -> OverrideArray:

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.wire.checks import check_count, check_repeated
-
-
-class Template(Protocol):
-    """A compiled chat template."""
-
-    def render(self, **variables: Any) -> str: ...
 
 
 def check_documents(
@@ -28,11 +22,12 @@ def check_documents(
 
 
 def rerank_prompts(
-    template: Template, query: str, documents: Sequence[str], instruct: str | None
+    template: Any, query: str, documents: Sequence[str], instruct: str | None
 ) -> list[str]:
     """Return one prompt a document, each as SGLang renders it by itself.
 
     Args:
+        template: a chat template that Jinja has compiled.
         instruct: if None or empty, the template's default holds.
 
     Raises:
