@@ -30,7 +30,8 @@ from sglang_prefill_ext.texts.libraries import TokenizerCopy
 from sglang_prefill_ext.texts.proof import boundaries_of
 from sglang_prefill_ext.texts.sample_texts import splice_cases, texts
 from sglang_prefill_ext.texts.splice import Splice
-from sglang_prefill_ext.texts.text_encoder import Plain, TextEncoder
+from sglang_prefill_ext.texts.text_encoder import TextEncoder
+from sglang_prefill_ext.texts.ways import Plain
 
 SHAPES = ["60+20x50", "200+50x50", "500+20x50"]
 _MADE = 8_000

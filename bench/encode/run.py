@@ -13,7 +13,8 @@ from bench.workloads import Shape
 from sglang_prefill_ext.texts.comparison import same
 from sglang_prefill_ext.texts.libraries import flat
 from sglang_prefill_ext.texts.splice import Spliced
-from sglang_prefill_ext.texts.text_encoder import Plain, TextEncoder
+from sglang_prefill_ext.texts.text_encoder import TextEncoder
+from sglang_prefill_ext.texts.ways import Plain
 
 _CHUNK = 500
 

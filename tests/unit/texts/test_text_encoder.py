@@ -10,10 +10,11 @@ import pytest
 from sglang_prefill_ext.config import PrefillOnlyConfig, PrefixSplice, TokenizerChoice
 from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.metrics import FrontendMetrics
-from sglang_prefill_ext.texts import choice, text_encoder
+from sglang_prefill_ext.texts import choice, ways
 from sglang_prefill_ext.texts.frame import with_ids
 from sglang_prefill_ext.texts.libraries import TokenizerCopy
 from sglang_prefill_ext.texts.text_encoder import SAMPLED, TextEncoder
+from sglang_prefill_ext.texts.ways import Ways
 from sglang_prefill_ext.wire import checks
 from sglang_prefill_ext.wire.arrays import NO_INTS, FlatRows, Int32Array
 from tests.unit.texts.made import json_of
@@ -77,7 +78,7 @@ def test_texts_have_the_ids_of_the_plain_way_with_and_without_special_tokens() -
 
 def test_a_copy_that_is_there_is_not_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
     copy = TokenizerCopy(json_of("wordpiece"))
-    monkeypatch.setattr(text_encoder, "TokenizerCopy", None)
+    monkeypatch.setattr(ways, "TokenizerCopy", None)
     encoder = TextEncoder(copy.encode, json_of("wordpiece"), PLAIN, FrontendMetrics(), copy=copy)
     assert encoder.wait_until_ready(60)
     assert encoder.status()["encoder"] == "huggingface"
@@ -140,9 +141,9 @@ def test_an_encoder_that_differed_while_libraries_were_judged_stays_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The difference is found after the check of its trust and before another one is chosen."""
-    encoder, _, _ = made()
-    copy = encoder._encoder
-    assert copy is not None
+    source = json_of("llama3")
+    copy = TokenizerCopy(source)
+    found = Ways(copy.encode, source, FrontendMetrics(), copy)
 
     class Best:
         comparisons, speeds = {}, {}
@@ -152,19 +153,17 @@ def test_an_encoder_that_differed_while_libraries_were_judged_stays_given_up(
 
         @property
         def best(self) -> object:
-            giving_up = threading.Thread(target=encoder._distrust_encoder, args=(copy,))
+            giving_up = threading.Thread(target=found.distrust_encoder, args=(copy,))
             giving_up.start()
             giving_up.join(0.05)  # it waits, unless it is let
             self.giving_up = giving_up
             return copy
 
-    monkeypatch.setattr(text_encoder, "Choice", Best)
-    monkeypatch.setattr(encoder, "_faithful_copy", lambda *_: copy)
-    encoder._prepare(json_of("llama3"), PLAIN, Path())
-    choice_ = encoder._choice
-    assert isinstance(choice_, Best)
-    choice_.giving_up.join(60)
-    assert encoder._encoder is None
+    monkeypatch.setattr(ways, "Choice", Best)
+    found.find(PLAIN, Path())
+    assert isinstance(found.choice, Best)
+    found.choice.giving_up.join(60)
+    assert found.encoder is None
 
 
 @pytest.mark.parametrize("item_first", [False, True])
@@ -255,7 +254,7 @@ def test_a_wrong_proof_is_found_at_load(
     source = json.loads(json_of("gpt2"))
     source["pre_tokenizer"]["add_prefix_space"] = True  # every part but the first gets a space
     source["pre_tokenizer"]["use_regex"] = False
-    monkeypatch.setattr(text_encoder, "unproven", lambda settings: "")
+    monkeypatch.setattr(ways, "unproven", lambda settings: "")
     text, metrics = json.dumps(source), FrontendMetrics()
     encoder = TextEncoder(TokenizerCopy(text).encode, text, PLAIN, metrics)
     assert encoder.wait_until_ready(60)
@@ -274,7 +273,7 @@ def test_libraries_are_compared_beside_the_serving(
             assert go.wait(30)
             super().__init__(*args, count=500)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(text_encoder, "Choice", Waiting)
+    monkeypatch.setattr(ways, "Choice", Waiting)
     monkeypatch.setattr(
         choice,
         "us_per_text",
@@ -299,7 +298,7 @@ def test_a_failure_while_judging_changes_nothing(
     def failing(*args: object) -> None:
         raise RuntimeError("no memory")
 
-    monkeypatch.setattr(text_encoder, "Choice", failing)
+    monkeypatch.setattr(ways, "Choice", failing)
     source = json_of("llama3")
     args = (TokenizerCopy(source).encode, source, PrefillOnlyConfig(), FrontendMetrics(), tmp_path)
     encoder = TextEncoder(*args)

@@ -77,7 +77,7 @@ class Serving(OpenAIServingChat):
         self.texts = TokenizerManagerLink(self.tokenizer_manager, CONFIG, self.metrics).texts
         assert self.texts.wait_until_ready(60)
         if fast:
-            self.texts._encoder = FastokensEncoder(json_of(kind))
+            self.texts._ways.encoder = FastokensEncoder(json_of(kind))
         self.tokenizer_manager._prefill_only = SimpleNamespace(chats=self.texts)
 
     def both(self, messages: Any, **how: Any) -> list[Any]:
@@ -109,7 +109,7 @@ def test_a_chat_has_stocks_ids_or_its_error(
 
 def test_a_library_that_differs_is_given_up() -> None:
     serving = Serving("llama3")
-    serving.texts._encoder = FastokensEncoder(json_of("qwen"))
+    serving.texts._ways.encoder = FastokensEncoder(json_of("qwen"))
     stock, ours = serving.both(CHAT, **PLAIN)
     assert ours == stock
     assert serving.metrics.totals["encoding_mismatches"] == 1
