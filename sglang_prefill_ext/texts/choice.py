@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from sglang_prefill_ext.texts.libraries import Encoder
 logger = logging.getLogger(__name__)
 
 GATE_TEXTS = 100_000
+"""Texts on which a library is compared."""
 
 
 class Choice:
@@ -28,8 +29,6 @@ class Choice:
         json: of the tokenizer.
         reference: Hugging Face's; it is chosen if no other passes, or none is faster.
         directory: where comparisons are kept.
-        count: number of texts to compare.
-        compare: compares a library on that many texts.
 
     Attributes:
         best: the encoder to use.
@@ -43,10 +42,8 @@ class Choice:
         json: str,
         reference: Encoder,
         directory: Path,
-        count: int = GATE_TEXTS,
-        compare: Callable[[TokenizerChoice, str, int], Comparison] = compare_in_child,
     ) -> None:
-        self._json, self._directory, self._count, self._compare = json, directory, count, compare
+        self._json, self._directory = json, directory
         self.best = reference
         self.comparisons: dict[str, Comparison] = {}
         self.speeds = {reference.name: us_per_text(reference)}
@@ -70,13 +67,10 @@ class Choice:
         return comparison
 
     def _comparison_of(self, library: TokenizerChoice) -> Comparison:
-        versions = (library, version(library), version("tokenizers"))
-        key = key_of(
-            self._json, *versions, str(sample_texts.EDITION), str(self._count), processor()
-        )
+        versions = (library, version(library), version("tokenizers"), str(sample_texts.EDITION))
+        key = key_of(self._json, *versions, str(GATE_TEXTS), processor())
+        compare = partial(compare_in_child, library, self._json, GATE_TEXTS)
         try:
-            return remembered(
-                self._directory, key, lambda: self._compare(library, self._json, self._count)
-            )
+            return remembered(self._directory, key, compare)
         except NotComparedError as error:  # nothing is remembered: the next start tries again
             return Comparison(f"not compared: {error}")

@@ -21,9 +21,15 @@ from tests.unit.texts.made import PROVEN, json_of
 TEXTS = 3_000
 
 
+@pytest.fixture(autouse=True)
+def _few_texts_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "GATE_TEXTS", TEXTS)
+    monkeypatch.setattr(choice, "compare_in_child", compare_here)
+
+
 def chosen(kind: str, directory: Path, wanted: TokenizerChoice = TokenizerChoice.AUTO) -> Choice:
     source = json_of(kind)
-    return Choice(wanted, source, TokenizerCopy(source), directory, TEXTS, compare_here)
+    return Choice(wanted, source, TokenizerCopy(source), directory)
 
 
 @pytest.mark.parametrize("kind", PROVEN)
@@ -87,18 +93,20 @@ def test_a_library_that_differs_is_not_used(
 
 
 def test_a_library_without_a_verdict_is_not_used_and_judged_at_the_next_start(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def crash(library: TokenizerChoice, json: str, count: int) -> Comparison:
         raise NotComparedError("killed")
 
     args = (TokenizerChoice.FASTOKENS, json_of("gpt2"), TokenizerCopy(json_of("gpt2")), tmp_path)
-    made = Choice(*args, TEXTS, crash)
+    monkeypatch.setattr(choice, "compare_in_child", crash)
+    made = Choice(*args)
     assert (made.best.name, made.comparisons["fastokens"].difference) == (
         "huggingface",
         "not compared: killed",
     )
-    assert Choice(*args, TEXTS, compare_here).best.name == "fastokens"
+    monkeypatch.setattr(choice, "compare_in_child", compare_here)
+    assert Choice(*args).best.name == "fastokens"
 
 
 def test_a_library_that_is_missing_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

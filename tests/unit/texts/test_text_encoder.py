@@ -271,8 +271,9 @@ def test_libraries_are_compared_beside_the_serving(
     class Waiting(choice.Choice):
         def __init__(self, *args: object) -> None:
             assert go.wait(30)
-            super().__init__(*args, count=500)  # type: ignore[arg-type]
+            super().__init__(*args)  # type: ignore[arg-type]
 
+    monkeypatch.setattr(choice, "GATE_TEXTS", 500)
     monkeypatch.setattr(ways, "Choice", Waiting)
     monkeypatch.setattr(
         choice,
