@@ -50,9 +50,10 @@ class RequestOptions:
 
 
 def decoded(decode: Callable[[Any], T], body: Any) -> T | None:
-    """Read a body, or the fields of one that is parsed already; None if SGLang is to refuse it.
+    """Read a body, or the fields of one that is parsed already; None if it is not plainly right.
 
-    SGLang refuses a body that is broken, has other types than the decoder's, or is nested too deep.
+    Such a body is broken, has other types than the decoder's, or is nested too deep. It is left to
+    SGLang, which refuses it in its own words, or serves it.
     """
     try:
         return decode(body)

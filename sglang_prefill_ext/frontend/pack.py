@@ -123,11 +123,7 @@ def _pack_checked(
     labels: Labels,
     overrides: OverrideArray = NO_OVERRIDES,
 ) -> PackedRows:
-    """Pack rows whose ids are checked: all lie in the vocabulary, or are negative for `overrides`.
-
-    Raises:
-        RequestError: a row is empty.
-    """
+    """Pack rows whose ids lie in the vocabulary, or are negative for `overrides`."""
     if not len(query) and not items.counts.all():
         raise empty_prompt("items")
     if item_first:

@@ -31,8 +31,7 @@ def pack_overridden(call: ScoreCall, labels: Labels, path: PackedPath) -> Packed
         StockPathTaken: an id lies outside the vocabulary, a prompt does not have as many
             placeholders as embeddings, or the extraction token is in the query or not in an item.
             SGLang refuses all of these.
-        RequestError: a prompt is empty, or an embedding is of another width or type than the
-            model's, or not finite in its dtype; or see `pack_setwise`.
+        RequestError: a prompt is empty, or see `checked_overrides` and `pack_setwise`.
     """
     query, items = prompts_of(call.listed())
     if isinstance(query, str):
@@ -66,8 +65,7 @@ def place_of_vectors(
     Raises:
         StockPathTaken: a prompt does not have as many placeholders as embeddings, which SGLang
             refuses.
-        RequestError: an embedding is of another width or type than the model's, or not finite in
-            its dtype.
+        RequestError: see `checked_overrides`.
     """
     positional: Sequence[Any] | None = call.positional
     if call.placeholder is not None and call.embeds is not None:

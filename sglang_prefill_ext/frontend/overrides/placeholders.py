@@ -54,7 +54,7 @@ def place_overrides(
         None if a prompt does not have as many placeholders as embeddings, which SGLang refuses.
 
     Raises:
-        RequestError: an embedding is of another width or type, or not finite in the model's dtype.
+        RequestError: see `checked_overrides`.
     """
     token = call.embed_override_token_id
     in_query, in_items = checked_matrices(call, query.count(token), kind)
@@ -80,7 +80,7 @@ def place_at(
         The prompts, and the table that their negative ids name rows of.
 
     Raises:
-        RequestError: see `place_overrides`.
+        RequestError: see `checked_overrides`.
     """
     matrices = [
         None if each is None else checked_overrides("embed_overrides", each.embeds, kind)
@@ -131,7 +131,7 @@ def checked_matrices(
         in_query: placeholders in the query, which have the first embeddings of a stacked call.
 
     Raises:
-        RequestError: an embedding is of another width or type, or not finite in the model's dtype.
+        RequestError: see `checked_overrides`.
     """
     known: dict[int, Matrix] = {}
 

@@ -1,8 +1,4 @@
-"""Reads and writes bodies of ``POST /v1/score``, without an object for every number.
-
-Only bodies that are plainly right are read here. All others are left to SGLang, which refuses them
-in its own words, or serves them.
-"""
+"""Reads and writes plain bodies of ``POST /v1/score``, without an object for every number."""
 
 from __future__ import annotations
 

@@ -54,12 +54,9 @@ class ScoreFrontend:
         """Return the packed request of a call, and its answer.
 
         Raises:
-            StockPathTaken: the call is not eligible; nothing was sent.
+            StockPathTaken: the call is not eligible, or see `PackedExchange.ask`.
             RequestError: the call is wrong.
-            RequestAbortedError: the client left, or an operator aborted the request.
-            PackedForwardError: the forward failed.
-            ServerBusyError: too much waits already.
-            DeadlineExceededError: the deadline of `options` could not be met.
+            PrefillExtError: see `PackedExchange.ask`.
         """
         labels = self._require_eligible(call)
         async with self.path.exchange.admitted(options, call.request):
@@ -123,14 +120,7 @@ class ScoreFrontend:
         return rows
 
     def _check_sizes(self, call: ScoreCall, labels: Labels) -> int:
-        """Refuse what would take too much memory; return the tokens of the packed call.
-
-        Texts that are not encoded yet count as 0 tokens.
-
-        Raises:
-            RequestError: see `check_memory` and `check_repeated`.
-            StockPathTaken: SGLang is to refuse a prompt that is too long, or to truncate it.
-        """
+        """Refuse what is too large; return the tokens of the packed call, 0 for texts."""
         setwise = call.score_extraction_token_id is not None
         # How many numbers a setwise call reads is known later; `pack_setwise` checks them.
         numbers = 0 if setwise else labels.num_values(call.num_items)
@@ -148,14 +138,7 @@ class ScoreFrontend:
         return tokens
 
     def _require_fitting(self, lengths: PromptLengths) -> None:
-        """Leave prompts that are too long to SGLang, unless that would take it too much memory.
-
-        SGLang makes a prompt of the query and each item before it refuses one.
-
-        Raises:
-            StockPathTaken: SGLang is to refuse a prompt that is too long, or to truncate it.
-            RequestError: see `too_long`.
-        """
+        """Leave prompts that are too long to SGLang, unless it would use much memory for them."""
         longest = self.path.link.longest_prompt()
         if lengths.longest_prompt <= longest:
             return

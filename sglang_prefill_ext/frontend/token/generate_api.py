@@ -1,8 +1,4 @@
-"""Reads and writes bodies of ``POST /generate`` that ask for log-probs or one token.
-
-Only bodies that are plainly right are read here. All others are left to SGLang, which refuses them
-in its own words, or serves them.
-"""
+"""Reads and writes plain bodies of ``POST /generate`` that ask for log-probs or one token."""
 
 from __future__ import annotations
 
