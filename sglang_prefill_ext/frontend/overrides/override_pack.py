@@ -28,9 +28,8 @@ def pack_overridden(call: ScoreCall, labels: Labels, path: PackedPath) -> Packed
     """Pack an eligible call whose embeddings are arrays.
 
     Raises:
-        StockPathTaken: an id lies outside the vocabulary, a prompt does not have as many
-            placeholders as embeddings, or the extraction token is in the query or not in an item.
-            SGLang refuses all of these.
+        StockPathTaken: an id lies outside the vocabulary, which SGLang refuses; or see
+            `place_overrides` and `anchors_of`.
         RequestError: a prompt is empty, or see `checked_overrides` and `pack_setwise`.
     """
     query, items = prompts_of(call.listed())
@@ -42,8 +41,6 @@ def pack_overridden(call: ScoreCall, labels: Labels, path: PackedPath) -> Packed
     except RequestError:  # SGLang reports wrong placeholders before wrong ids
         raise StockPathTaken(StockReason.UNUSUAL_INPUT) from None
     placed = place_overrides(call, query, items, path.embeddings)
-    if placed is None:
-        raise StockPathTaken(StockReason.UNUSUAL_INPUT)
     anchor = call.score_extraction_token_id
     if anchor is None:
         rest = (labels, path.vocab_size, placed.overrides)
@@ -63,13 +60,9 @@ def place_of_vectors(
         call: has embeddings, which are arrays.
 
     Raises:
-        StockPathTaken: a prompt does not have as many placeholders as embeddings, which SGLang
-            refuses.
-        RequestError: see `checked_overrides`.
+        StockPathTaken, RequestError: see `place_overrides`.
     """
     positional: Sequence[Any] | None = call.positional
-    if call.placeholder is not None and call.embeds is not None:
-        positional = at_placeholders(prompts, call.placeholder, call.embeds)
     if positional is None:
-        raise StockPathTaken(StockReason.UNUSUAL_INPUT)
+        positional = at_placeholders(call, prompts)
     return place_at(prompts, positional, kind)

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from sglang_prefill_ext.frontend.embed.embed_call import Positional
+from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall, Positional
+from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.overrides.checked import (
     Matrix,
     checked_overrides,
@@ -21,6 +22,7 @@ from sglang_prefill_ext.wire.arrays import (
     OverrideArray,
     distinct_overrides,
 )
+from sglang_prefill_ext.wire.stock_reason import StockReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class Placed:
 
 def place_overrides(
     call: ScoreCall, query: list[int], items: list[list[int]], kind: EmbeddingKind
-) -> Placed | None:
+) -> Placed:
     """Put the embeddings of a call into the places of its placeholders, in order.
 
     If a stacked call has different embeddings in the query for some items, no query is shared.
@@ -50,17 +52,16 @@ def place_overrides(
         query, items: token ids, all in the vocabulary.
         kind: of the model's embeddings.
 
-    Returns:
-        None if a prompt does not have as many placeholders as embeddings, which SGLang refuses.
-
     Raises:
+        StockPathTaken: a prompt does not have as many placeholders as embeddings, which SGLang
+            refuses.
         RequestError: see `checked_overrides`.
     """
     token = call.embed_override_token_id
     in_query, in_items = checked_matrices(call, query.count(token), kind)
     table, (query_ids, item_ids) = _numbered([in_query, in_items])
     if not _fits(token, [query] * len(query_ids), query_ids) or not _fits(token, items, item_ids):
-        return None
+        raise StockPathTaken(StockReason.UNUSUAL_INPUT)
     queries = [_place(query, token, ids) for ids in query_ids]
     items = [_place(item, token, ids) for item, ids in zip(items, item_ids, strict=True)]
     if all(each == queries[0] for each in queries):
@@ -96,25 +97,20 @@ def place_at(
     return placed, table
 
 
-def at_placeholders(
-    prompts: Sequence[Int32Array], token: int, embeds: Sequence[list[Any] | None]
-) -> list[Positional | None] | None:
-    """Pair the embeddings of encoded prompts with the positions of their placeholders.
+def at_placeholders(call: EmbedCall, prompts: Sequence[Int32Array]) -> list[Positional | None]:
+    """Pair the `embeds` of a call with the positions of the placeholders in its encoded prompts.
 
-    Args:
-        embeds: see `EmbedCall`.
-
-    Returns:
-        None if a prompt does not have as many placeholders as embeddings, which SGLang refuses.
+    Raises:
+        StockPathTaken: see `place_overrides`.
     """
     found: list[Positional | None] = []
-    for prompt, own in zip(prompts, embeds, strict=True):
+    for prompt, own in zip(prompts, call.embeds or (), strict=True):
         if own is None:
             found.append(None)
             continue
-        positions = np.flatnonzero(prompt == token).tolist()
+        positions = np.flatnonzero(prompt == call.placeholder).tolist()
         if len(positions) != len(own):
-            return None
+            raise StockPathTaken(StockReason.UNUSUAL_INPUT)
         found.append(Positional(own, positions))
     return found
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.errors import RequestError
+from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.overrides.checked import checked_overrides
 from sglang_prefill_ext.frontend.overrides.placeholders import place_at, place_overrides
 from sglang_prefill_ext.frontend.pack import pack_token_ids
@@ -108,7 +109,6 @@ def test_a_packed_call_means_what_it_says(given: Prompts) -> None:
     call = given.call
     assert ineligible_reason(call) is None
     placed = place_overrides(call, call.query, call.items, KIND)
-    assert placed is not None
     rows = pack_token_ids(
         placed.query, placed.items, False, LABELS, VOCAB, overrides=placed.overrides
     )
@@ -123,7 +123,6 @@ def test_a_packed_call_means_what_it_says(given: Prompts) -> None:
 
 def test_a_negative_id_of_the_user_names_nothing() -> None:
     placed = place_overrides(CALL, CALL.query, CALL.items, KIND)
-    assert placed is not None
     with pytest.raises(RequestError, match="id -3;"):
         pack_token_ids([*placed.query, -3], placed.items, False, LABELS, VOCAB, placed.overrides)
 
@@ -141,12 +140,10 @@ CALL = ScoreCall(
 
 def test_halves_stay_halves_and_equal_ones_are_sent_once() -> None:
     placed = place_overrides(CALL, [1, 2], CALL.items, KIND)
-    assert placed is not None
     assert (placed.query, placed.items) == ([1, -1], [[-2, 3], [4]])
     assert placed.overrides.dtype == np.float16
     same = replace(CALL, item_embed_overrides=[[EMBED.reshape(1, 2)], None])
     placed = place_overrides(same, [1, 2], CALL.items, KIND)
-    assert placed is not None
     assert (placed.items[0], placed.overrides.tolist()) == ([-1, 3], [[0.5, 1.0]])
 
 
@@ -158,7 +155,6 @@ def test_an_array_that_items_share_is_not_copied_for_each() -> None:
     placed = place_overrides(call, [1], items, EmbeddingKind(512, "float32"))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert placed is not None
     assert placed.items == [[-1] * 64] * len(items)
     assert peak < 10 * shared.nbytes
 
@@ -178,7 +174,8 @@ def test_an_array_that_items_share_is_not_copied_for_each() -> None:
     ],
 )
 def test_other_numbers_of_embeddings_than_placeholders_are_stocks(fields: dict[str, Any]) -> None:
-    assert place_overrides(replace(CALL, **fields), CALL.query, CALL.items, KIND) is None
+    with pytest.raises(StockPathTaken, match="unusual_input"):
+        place_overrides(replace(CALL, **fields), CALL.query, CALL.items, KIND)
 
 
 @pytest.mark.parametrize(
