@@ -60,20 +60,15 @@ class ReadPlaces:
         return cls(min(own[0] for own in places), int_array(lens), wanted)
 
 
-def places_of(prompts: Sequence[Sequence[int]], token: int) -> list[list[int]]:
-    """The positions of a token in each prompt, ascending; maybe none."""
-    return [[place for place, each in enumerate(ids) if each == token] for ids in prompts]
-
-
 def anchors_of(
     query: Sequence[int], prompts: Sequence[Sequence[int]], token: int
 ) -> list[list[int]]:
-    """The positions of an extraction token in each prompt, which begins with the query.
+    """The positions of an extraction token in each prompt, which begins with the query; ascending.
 
     Raises:
         StockPathTaken: the query has the token, or a prompt does not; SGLang refuses both.
     """
-    anchors = places_of(prompts, token)
+    anchors = [[place for place, each in enumerate(ids) if each == token] for ids in prompts]
     if token in query or not all(anchors):
         raise StockPathTaken(StockReason.UNUSUAL_INPUT)
     return anchors

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
-from sglang_prefill_ext.frontend.read_places import ReadPlaces, anchors_of, places_of
+from sglang_prefill_ext.frontend.read_places import ReadPlaces, anchors_of
 
 PROMPTS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=4)
 
@@ -28,10 +28,6 @@ def test_a_prompt_is_read_at_its_places_and_between(
         start += lens
     assert start == len(wanted)
     assert reads.first == min(own[0] for own in places)
-
-
-def test_a_token_is_found_wherever_it_stands() -> None:
-    assert places_of([[7, 1, 7], [], [1]], 7) == [[0, 2], [], []]
 
 
 def test_anchors_stand_in_every_item_and_not_in_the_query() -> None:

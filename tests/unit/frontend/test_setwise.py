@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.answers import scores_by_item, scores_from_values
-from sglang_prefill_ext.frontend.read_places import pack_setwise, places_of
+from sglang_prefill_ext.frontend.read_places import anchors_of, pack_setwise
 from sglang_prefill_ext.wire.arrays import int_array
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.read import Labels
@@ -50,7 +50,7 @@ def test_labels_are_read_at_every_anchor(
     if not shared:
         flat = [label for one in labels for label in one]
         packed = Labels(int_array(flat), int_array(list(map(len, labels))))
-    rows = pack_setwise(prompts, places_of(prompts, ANCHOR), packed, VOCAB, CONFIG)
+    rows = pack_setwise(prompts, anchors_of([], prompts, ANCHOR), packed, VOCAB, CONFIG)
     values = np.array(answer(rows), np.float32)
     assert len(values) == rows.num_values
     flat_scores = scores_from_values(values, rows.read, apply_softmax=softmax, temperature=2.0)
@@ -68,7 +68,9 @@ def test_labels_are_read_at_every_anchor(
 
 def test_rows_share_what_comes_before_their_anchors() -> None:
     prompts = [[1, 1, 2, 3], [1, 1, 2, 4, 2]]
-    rows = pack_setwise(prompts, places_of(prompts, ANCHOR), Labels(int_array([5])), VOCAB, CONFIG)
+    rows = pack_setwise(
+        prompts, anchors_of([], prompts, ANCHOR), Labels(int_array([5])), VOCAB, CONFIG
+    )
     assert (rows.prefix_len, rows.read_lens.tolist()) == (2, [2, 3])
     assert rows.read.lens.tolist() == [1, 0, 1, 0, 1]
 
