@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sglang_prefill_ext.frontend.prompt_batch import (
     Beginning,
@@ -15,7 +14,7 @@ from sglang_prefill_ext.frontend.prompt_batch import (
     shared_beginnings,
 )
 from sglang_prefill_ext.frontend.token.token_call import TokenCall
-from sglang_prefill_ext.wire.arrays import NO_INTS, Float32Array, Int32Array, int_array
+from sglang_prefill_ext.wire.arrays import NO_INTS, Float32Array, int_array
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy
 from sglang_prefill_ext.wire.read import Labels
@@ -108,10 +107,11 @@ def _group(calls: list[TokenCall], beginning: Beginning, kind: ReadKind) -> Toke
         prefix_reads = max(0, prefix - min(starts))
         first_reads = np.maximum(starts, prefix)
         read_lens = (lens + prefix - first_reads).astype(np.int32)
-        successors = [prompts[0][prefix - prefix_reads + 1 : prefix + 1]]
+        parts = [prompts[0][prefix - prefix_reads + 1 : prefix + 1]]
         for prompt, first in zip(prompts, first_reads.tolist(), strict=True):
-            successors += [prompt[first + 1 :], _NO_SUCCESSOR]
-        table = _labels(np.concatenate(successors), labels)
+            parts += [prompt[first + 1 :], _NO_SUCCESSOR]
+        successors = np.concatenate(parts)[:, None]
+        table = np.hstack([successors, np.broadcast_to(labels, (len(successors), len(labels)))])
         labels, label_lens = table.ravel(), np.full(len(table), table.shape[1], dtype=np.int32)
     rows = PackedRows(
         tokens,
@@ -128,11 +128,3 @@ def _group(calls: list[TokenCall], beginning: Beginning, kind: ReadKind) -> Toke
         adapter=kind.adapter,
     )
     return TokenGroup(members, rows, repeated, starts=starts)
-
-
-def _labels(successors: Int32Array, token_ids: Int32Array) -> Int32Array:
-    """The labels of every read, ``[reads, labels]``."""
-    table: NDArray[np.int32] = np.empty((len(successors), 1 + len(token_ids)), dtype=np.int32)
-    table[:, 0] = successors
-    table[:, 1:] = token_ids
-    return table
