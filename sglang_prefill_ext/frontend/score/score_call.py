@@ -97,7 +97,7 @@ def ineligible_reason(call: ScoreCall) -> StockReason | None:
         return StockReason.NO_ITEMS
     if call.score_extraction_token_id is not None and not _is_plain_setwise(call):
         return StockReason.UNUSUAL_INPUT
-    if not _is_plain_temperature(call) or not (_is_text(call) or _is_token_ids(call)):
+    if not _is_plain_temperature(call) or not (_is_of(str, call) or _is_token_ids(call)):
         return StockReason.UNUSUAL_INPUT
     if call.has_overrides and not _has_plain_overrides(call):
         return StockReason.UNUSUAL_INPUT
@@ -140,24 +140,16 @@ def _has_plain_overrides(call: ScoreCall) -> bool:
     return all(isinstance(each, list) and len(each) == len(call.items) for each in listed)
 
 
-def _is_text(call: ScoreCall) -> bool:
-    if call.query is not None and not isinstance(call.query, str):
-        return False
-    if isinstance(call.items, str):
-        return True
-    return isinstance(call.items, list) and _are(str, call.items)
-
-
 def _is_token_ids(call: ScoreCall) -> bool:
-    if isinstance(call.items, FlatRows):
-        return True
-    if call.query is not None and not isinstance(call.query, list):
+    return isinstance(call.items, FlatRows) or _is_of(list, call)
+
+
+def _is_of(kind: type, call: ScoreCall) -> bool:
+    """Whether the items are a list of this type, or one text, and the query is of it or None."""
+    items = [call.items] if isinstance(call.items, str) else call.items
+    if not isinstance(call.query, kind | None) or not isinstance(items, list):
         return False
-    return isinstance(call.items, list) and _are(list, call.items)
-
-
-def _are(kind: type, items: list[Any]) -> bool:
-    """Whether all items are of a type; one by one only if some are not exactly of it."""
+    # One by one only if some are not exactly of the type.
     return set(map(type, items)) <= {kind} or all(isinstance(item, kind) for item in items)
 
 
