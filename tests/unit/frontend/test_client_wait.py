@@ -5,15 +5,9 @@ import asyncio
 import pytest
 
 from sglang_prefill_ext.errors import RequestAbortedError
-from sglang_prefill_ext.frontend import worker as worker_module
 from sglang_prefill_ext.frontend.worker import outcome_while_connected, while_connected
 from tests.unit.frontend.links import StubRequest
 from tests.unit.waiting import until
-
-
-@pytest.fixture(autouse=True)
-def _quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_module, "_DISCONNECT_POLL_S", 0.001)
 
 
 @pytest.mark.parametrize("request_", [None, object(), StubRequest(patience=1_000)])

@@ -117,17 +117,8 @@ def test_an_element_that_is_no_integer_is_a_type_error(element: object, item_fir
         pack_token_ids([1], items, item_first, LABELS, VOCAB)  # type: ignore[arg-type]
 
 
-@given(st.text(max_size=6), st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=5))
-def test_texts_can_be_rebuilt_from_their_encoded_rows(query: str, items: list[str]) -> None:
-    texts = [query + item for item in items]
-    encoded = [list(text.encode("utf-8", "surrogatepass")) for text in texts]
-    rows = pack_token_ids([], encoded, False, LABELS, 256)
-    rebuilt = [bytes(row).decode("utf-8", "surrogatepass") for row in _rebuilt(rows)]
-    assert rebuilt == texts
-
-
 @pytest.mark.parametrize("rows", [[[]], [[1], []]])
-def test_a_text_without_tokens_is_refused(rows: list[list[int]]) -> None:
+def test_a_row_without_tokens_is_refused(rows: list[list[int]]) -> None:
     with pytest.raises(RequestError, match="empty"):
         pack_token_ids([], rows, False, LABELS, VOCAB)
 

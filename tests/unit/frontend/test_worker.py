@@ -13,14 +13,8 @@ from sglang_prefill_ext.errors import (
     RequestAbortedError,
     ServerBusyError,
 )
-from sglang_prefill_ext.frontend import worker as worker_module
 from sglang_prefill_ext.frontend.worker import Worker
 from tests.unit.frontend.links import StubRequest
-
-
-@pytest.fixture(autouse=True)
-def _quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_module, "_DISCONNECT_POLL_S", 0.001)
 
 
 @asynccontextmanager

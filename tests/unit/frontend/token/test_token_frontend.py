@@ -14,7 +14,6 @@ from sglang_prefill_ext.errors import (
     RequestError,
     ServerBusyError,
 )
-from sglang_prefill_ext.frontend import worker
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.token import token_frontend
@@ -91,12 +90,11 @@ async def test_of_calls_whose_forward_fails_only_the_failing_one_is_lost() -> No
     assert good.table.shape == other.table.shape == (1, 2)
 
 
-async def test_a_call_that_nobody_waits_for_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_that_nobody_waits_for_is_aborted() -> None:
     class Left:
         async def is_disconnected(self) -> bool:
             return True
 
-    monkeypatch.setattr(worker, "_DISCONNECT_POLL_S", 0.001)
     setup = Setup(right)
     setup.link.on_send = lambda rid, rows: None
     with pytest.raises(RequestAbortedError):
