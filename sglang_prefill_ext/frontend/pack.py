@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.wire.arrays import (
     NO_INTS,
     NO_OVERRIDES,
@@ -16,7 +15,7 @@ from sglang_prefill_ext.wire.arrays import (
     OverrideArray,
     lens_of_rows,
 )
-from sglang_prefill_ext.wire.checks import empty_prompt, flatten_ids, wrong
+from sglang_prefill_ext.wire.checks import empty_prompt, flatten_ids
 from sglang_prefill_ext.wire.flat import check_ids
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.read import Labels
@@ -60,16 +59,6 @@ class PromptLengths:
     def packed(self, *, repeats_query: bool) -> int:
         """Tokens of all prompts, with the query once, or once for every item."""
         return (self.count if repeats_query else 1) * self.query + self.all_items
-
-
-def too_long(lengths: PromptLengths, longest: int) -> RequestError:
-    """The error for prompts that the model does not take, and SGLang would refuse only after using
-    much memory."""
-    return wrong(
-        FIELD,
-        f"a prompt has {lengths.longest_prompt} tokens, the model takes {longest} at most. "
-        "Send a shorter query or shorter items.",
-    )
 
 
 def pack_token_ids(

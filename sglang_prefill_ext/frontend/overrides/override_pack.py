@@ -13,7 +13,7 @@ from sglang_prefill_ext.frontend.overrides.placeholders import (
     place_at,
     place_overrides,
 )
-from sglang_prefill_ext.frontend.pack import pack_token_ids
+from sglang_prefill_ext.frontend.pack import FIELD, pack_token_ids
 from sglang_prefill_ext.frontend.packed_path import PackedPath
 from sglang_prefill_ext.frontend.read_places import anchors_of, pack_setwise
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall, prompts_of
@@ -37,7 +37,7 @@ def pack_overridden(call: ScoreCall, labels: Labels, path: PackedPath) -> Packed
         # SGLang joins the two as token ids here, not as texts.
         (query,), items = path.link.encode([query]), path.link.encode(items, continued=True)
     try:
-        flatten_ids([query, *items], path.vocab_size, field="query, items")
+        flatten_ids([query, *items], path.vocab_size, field=FIELD)
     except RequestError:  # SGLang reports wrong placeholders before wrong ids
         raise StockPathTaken(StockReason.UNUSUAL_INPUT) from None
     placed = place_overrides(call, query, items, path.embeddings)

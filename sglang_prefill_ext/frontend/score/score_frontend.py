@@ -13,7 +13,7 @@ from sglang_prefill_ext.frontend.answers import Scored, scored_of
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.overrides.override_pack import pack_overridden
-from sglang_prefill_ext.frontend.pack import PromptLengths, pack_flat, pack_token_ids, too_long
+from sglang_prefill_ext.frontend.pack import FIELD, PromptLengths, pack_flat, pack_token_ids
 from sglang_prefill_ext.frontend.packed_path import PackedPath
 from sglang_prefill_ext.frontend.read_places import anchors_of, pack_setwise
 from sglang_prefill_ext.frontend.score.score_call import (
@@ -24,7 +24,7 @@ from sglang_prefill_ext.frontend.score.score_call import (
 )
 from sglang_prefill_ext.frontend.worker import Worker, is_large
 from sglang_prefill_ext.wire.arrays import FlatRows, int_array
-from sglang_prefill_ext.wire.checks import check_count, check_memory, check_repeated
+from sglang_prefill_ext.wire.checks import check_count, check_memory, check_repeated, wrong
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy, lone_prefix
 from sglang_prefill_ext.wire.read import Labels
@@ -144,7 +144,11 @@ class ScoreFrontend:
             return
         whole = lengths.packed(repeats_query=True)
         if whole > self.path.config.max_queued_tokens and not self.path.truncates:
-            raise too_long(lengths, longest)
+            raise wrong(
+                FIELD,
+                f"a prompt has {lengths.longest_prompt} tokens, the model takes {longest} at most. "
+                "Send a shorter query or shorter items.",
+            )
         raise StockPathTaken(StockReason.PROMPT_TOO_LONG)
 
     def _pack_setwise(self, call: ScoreCall, labels: Labels) -> PackedRows:
