@@ -138,17 +138,15 @@ class SchedulerMetrics:
     """The packed queue of one scheduler in Prometheus.
 
     Args:
-        prometheus_labels: labels of SGLang's own metrics; None leaves Prometheus out.
+        labels: those of SGLang's own metrics.
     """
 
-    def __init__(self, prometheus_labels: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, labels: Mapping[str, Any]) -> None:
         self._gauges: dict[str, Any] = {}
         self._retried_forwards = 0
         self._by_graph: dict[str, int] = {}
         self._balance: Sequence[LayerBalance] = ()
-        if prometheus_labels is None:
-            return
-        labels, recent = prometheus_labels, {"multiprocess_mode": "mostrecent"}
+        recent = {"multiprocess_mode": "mostrecent"}
         for name, text in _QUEUE.items():
             gauge = _metric("Gauge", f"queue_{name}", text, labels, **recent)
             self._gauges[name] = gauge.labels(**labels)
@@ -162,10 +160,6 @@ class SchedulerMetrics:
             for name, text in _EXPERTS.items()
         }
 
-    @property
-    def enabled(self) -> bool:
-        return bool(self._gauges)
-
     def update(
         self, queue: Mapping[str, float], retried_forwards: int, graph_forwards: Mapping[str, int]
     ) -> None:
@@ -178,17 +172,16 @@ class SchedulerMetrics:
         """
         for name, gauge in self._gauges.items():
             gauge.set(queue[name])
-        if self._gauges:
-            self._retried.inc(retried_forwards - self._retried_forwards)
-            self._retried_forwards = retried_forwards
-            for how, count in graph_forwards.items():
-                more = count - self._by_graph.get(how, 0)
-                self._graph_forwards.labels(**self._labels, how=how).inc(more)
-            self._by_graph = dict(graph_forwards)
+        self._retried.inc(retried_forwards - self._retried_forwards)
+        self._retried_forwards = retried_forwards
+        for how, count in graph_forwards.items():
+            more = count - self._by_graph.get(how, 0)
+            self._graph_forwards.labels(**self._labels, how=how).inc(more)
+        self._by_graph = dict(graph_forwards)
 
     def show_experts(self, balance: Sequence[LayerBalance]) -> None:
         """Show the figures of each layer of experts from the forward that was last looked at."""
-        if balance == self._balance or not self._gauges:
+        if balance == self._balance:
             return
         self._balance = balance
         for layer, numbers in enumerate(balance):

@@ -71,7 +71,7 @@ class PackedWork:
         )
         shown = scheduler.metrics_collector_context.current_scheduler_metrics_enabled
         stock = scheduler.metrics_collector if shown else None
-        self.metrics = SchedulerMetrics(stock and stock.labels)
+        self.metrics = stock and SchedulerMetrics(stock.labels)
         self.collector = collector
         self.stock_counters = stock and TokenCounters(stock)
         self.accounts = Accounts()
@@ -145,7 +145,7 @@ class PackedWork:
 
     def show_queue(self) -> None:
         """Bring the metrics up to date."""
-        if self.metrics.enabled:
+        if self.metrics is not None:
             if self.collector.pauses.new:
                 self.collector.show_pauses()
             retried = self.runtime.stats.retried_forwards
