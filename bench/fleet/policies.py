@@ -128,12 +128,13 @@ class Planned:
 
     def send(self, costs: RowCosts, now_s: float) -> list[Sending]:
         now = self.loads.snapshot(now_s)
-        parts = plan(costs, now.states, extra_work=allowed_extra_work(now.utilisation))
+        names, states = list(now.states), list(now.states.values())
+        parts = plan(costs, states, extra_work=allowed_extra_work(now.utilisation))
         return [
             Sending(
-                int(now.replicas[part.replica]),
+                int(names[part.replica]),
                 part.rows,
-                self.loads.sent(now.replicas[part.replica], part.cost_s, now_s),
+                self.loads.sent(names[part.replica], part.cost_s, now_s),
             )
             for part in parts
         ]

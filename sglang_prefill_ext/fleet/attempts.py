@@ -201,9 +201,8 @@ class Attempts:
         return min(choices, key=partial(_end_s, part), default=None)
 
     def _choices(self) -> list[Choice]:
-        snapshot = self._loads.snapshot(time.monotonic())
-        known = zip(snapshot.replicas, snapshot.states, strict=True)
-        return [each for each in known if each[1].available]
+        states = self._loads.snapshot(time.monotonic()).states
+        return [each for each in states.items() if each[1].available]
 
 
 def _named(part: RowsPart, replica: str, result: PackedResult) -> PackedResult:

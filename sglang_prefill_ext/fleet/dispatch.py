@@ -64,14 +64,14 @@ class Dispatcher:
         if allowed is None:
             allowed = allowed_extra_work(snapshot.utilisation)
         extra_work = allowed if is_divisible(rows) else _WHOLE
-        planned = plan(costs, snapshot.states, extra_work=extra_work)
+        choices = list(snapshot.states.items())
+        planned = plan(costs, [state for _, state in choices], extra_work=extra_work)
         if not planned:
             raise EngineUnavailableError(NO_ENGINE)
         parts, firsts = [], []
         for number, each in enumerate(planned):
             parts.append(RowsPart.made(rows, costs, each.rows, number, len(planned)))
-            name = snapshot.replicas[each.replica]
-            firsts.append((name, snapshot.states[each.replica]))
+            firsts.append(choices[each.replica])
         self.attempts.counts["requests"] += 1
         self.attempts.counts["divided"] += len(parts) > 1
         answers = await self._all(parts, firsts, options)

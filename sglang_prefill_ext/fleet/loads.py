@@ -21,13 +21,11 @@ class Snapshot:
     """The states of all replicas at one time, for the planner.
 
     Attributes:
-        replicas: their ids; `Part.replica` is an index into this.
-        states: one each.
+        states: by id; `Part.replica` is a place in their order.
         utilisation: share of the recent time for which replicas were busy, 0 to 1.
     """
 
-    replicas: list[str]
-    states: list[ReplicaState]
+    states: dict[str, ReplicaState]
     utilisation: float
 
 
@@ -141,27 +139,25 @@ class Loads:
         """
         healths = [each.health(now_s) for each in self._replicas.values()]
         wanted = Health.UP if Health.UP in healths else Health.SUSPECT
-        states = [
-            ReplicaState(
+        states = {
+            name: ReplicaState(
                 each.outstanding_s(now_s),
                 each.current_speed,
                 name in with_prefix,
                 health is wanted,
             )
             for (name, each), health in zip(self._replicas.items(), healths, strict=True)
-        ]
-        return Snapshot(list(self._replicas), states, self._utilisation(states, now_s))
+        }
+        return Snapshot(states, self._utilisation(states, now_s))
 
-    def _utilisation(self, states: list[ReplicaState], now_s: float) -> float:
+    def _utilisation(self, states: dict[str, ReplicaState], now_s: float) -> float:
         """Recent busy time of replicas that may get work, as a share of their recent time.
 
         0 before any time has passed.
         """
         kept = math.exp(min(0.0, self._looked_s - now_s) / _UTILISATION_MEMORY_S)
-        all_passed_s = [each.passed_s(now_s) for each in self._replicas.values()]
-        passed_s = [
-            each for each, state in zip(all_passed_s, states, strict=True) if state.available
-        ]
+        all_passed_s = {name: each.passed_s(now_s) for name, each in self._replicas.items()}
+        passed_s = [each for name, each in all_passed_s.items() if states[name].available]
         self._recent_busy_s = kept * self._recent_busy_s + sum(busy_s for busy_s, _ in passed_s)
         self._recent_s = kept * self._recent_s + sum(all_s for _, all_s in passed_s)
         self._looked_s = now_s

@@ -11,7 +11,6 @@ from starlette.responses import Response
 
 from sglang_prefill_ext import __version__
 from sglang_prefill_ext.fleet.fleet import Fleet
-from sglang_prefill_ext.fleet.planning.planner import ReplicaState
 from sglang_prefill_ext.fleet.replica import Replica
 from sglang_prefill_ext.fleet.replica_load import UNKNOWN, Health
 from sglang_prefill_ext.metrics import FrontendMetrics
@@ -22,7 +21,7 @@ _REFUSED = "refused"
 
 def status_of(fleet: Fleet, metrics: FrontendMetrics, collector: Collector) -> dict[str, Any]:
     """Return the status of this router process, ready for JSON."""
-    states = _states(fleet)
+    states = fleet.loads.snapshot(time.monotonic()).states
     return {
         "version": __version__,
         "pid": os.getpid(),
@@ -82,7 +81,7 @@ class FleetExport:
         self._states: set[str] = set()
 
     def update(self, fleet: Fleet) -> None:
-        states = _states(fleet)
+        states = fleet.loads.snapshot(time.monotonic()).states
         for url in self._shown - fleet.replicas.keys():
             for gauge in (self._up, self._waits, self._speed):
                 gauge.labels(url).set(0)
@@ -108,8 +107,3 @@ def metrics_page() -> Response:
     registry = CollectorRegistry()
     MultiProcessCollector(registry)
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
-
-
-def _states(fleet: Fleet) -> dict[str, ReplicaState]:
-    snapshot = fleet.loads.snapshot(time.monotonic())
-    return dict(zip(snapshot.replicas, snapshot.states, strict=True))

@@ -65,10 +65,10 @@ class WholeRequests:
         return self._replicas[min(names, key=lambda name: waiting_s[name])]
 
     def _waiting_s(self) -> dict[str, float]:
-        snapshot = self._loads.snapshot(time.monotonic())
+        states = self._loads.snapshot(time.monotonic()).states
         return {
             name: state.outstanding_s + _WHOLE_S * self._replicas[name].whole
-            for name, state in zip(snapshot.replicas, snapshot.states, strict=True)
+            for name, state in states.items()
             if state.available
         }
 

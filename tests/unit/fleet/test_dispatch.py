@@ -67,7 +67,7 @@ def assert_whole(result: PackedResult) -> None:
 
 
 def assert_idle(dispatcher: Dispatcher) -> None:
-    names = dispatcher.loads.snapshot(time.monotonic()).replicas
+    names = list(dispatcher.loads.snapshot(time.monotonic()).states)
     assert not any(map(dispatcher.loads.in_flight, names))
     assert dispatcher.attempts.others_tokens(names[0], 5) == 5
 

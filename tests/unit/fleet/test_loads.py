@@ -21,8 +21,7 @@ def loads_of(*replicas: str) -> Loads:
 
 
 def state(loads: Loads, replica: str, now_s: float) -> ReplicaState:
-    now = loads.snapshot(now_s)
-    return now.states[now.replicas.index(replica)]
+    return loads.snapshot(now_s).states[replica]
 
 
 def outstanding(loads: Loads, replica: str, now_s: float) -> float:
@@ -131,7 +130,7 @@ def test_silence_is_suspect_within_a_second_and_an_answer_ends_it() -> None:
     ticket = loads.sent("a", 0.1, 0.0)
     assert loads.health("a", 0.4) is Health.UP
     assert loads.health("a", 1.0) is Health.SUSPECT
-    assert [each.available for each in loads.snapshot(1.0).states] == [False, True]
+    assert [each.available for each in loads.snapshot(1.0).states.values()] == [False, True]
     loads.ended(ticket, 1.5, ok=True)
     assert loads.health("a", 1.5) is Health.UP
 
@@ -157,7 +156,7 @@ def test_where_none_is_up_the_suspect_are_asked() -> None:
     loads = loads_of("a", "b")
     loads.sent("a", 0.1, 0.0)
     loads.drain("b")
-    assert [each.available for each in loads.snapshot(5.0).states] == [True, False]
+    assert [each.available for each in loads.snapshot(5.0).states.values()] == [True, False]
 
 
 def test_failures_keep_work_away_for_longer_and_longer_until_a_probe() -> None:
@@ -170,7 +169,7 @@ def test_failures_keep_work_away_for_longer_and_longer_until_a_probe() -> None:
         assert loads.health("a", now_s) is Health.UP
     loads.ended(loads.sent("a", 0.1, now_s), now_s, ok=False)
     assert loads.health("a", 1e6) is Health.DOWN
-    assert not loads.snapshot(1e6).states[0].available
+    assert not loads.snapshot(1e6).states["a"].available
     loads.probed("a", 1e6, ok=False)
     assert loads.health("a", 2e6) is Health.DOWN
     loads.probed("a", 2e6, ok=True)
@@ -240,7 +239,7 @@ def test_a_restart_clears_everything() -> None:
     assert loads.health("a", 3.5) is Health.UP
     loads.remove("a")
     assert "a" not in loads
-    assert loads.snapshot(4.0).states == []
+    assert loads.snapshot(4.0).states == {}
 
 
 def test_a_part_is_late_where_its_replica_is_silent_or_gone_but_not_because_it_leaves() -> None:
@@ -258,7 +257,7 @@ def test_one_that_drains_ends_what_it_has() -> None:
     ticket = loads.sent("a", 0.1, 0.0)
     loads.drain("a")
     assert loads.health("a", 0.0) is Health.DRAINING
-    assert [each.available for each in loads.snapshot(0.0).states] == [False, True]
+    assert [each.available for each in loads.snapshot(0.0).states.values()] == [False, True]
     loads.ended(ticket, 0.1, ok=True)
     assert loads.in_flight("a") == 0
     assert loads.health("a", 0.1) is Health.DRAINING
@@ -295,7 +294,7 @@ def test_silence_is_noticed_though_all_parts_are_cancelled_soon() -> None:
 
 def test_who_has_the_prefix_is_told_to_the_planner() -> None:
     now = loads_of("a", "b").snapshot(0.0, with_prefix={"b"})
-    assert [each.has_prefix for each in now.states] == [False, True]
+    assert [each.has_prefix for each in now.states.values()] == [False, True]
 
 
 def test_utilisation_is_the_busy_share_of_late() -> None:
@@ -345,12 +344,12 @@ def test_whatever_happens_nothing_is_left_in_the_end(
             else:
                 loads.ended(ticket, now_s, ok=step == "ok")
         now = loads.snapshot(now_s)
-        numbers = [(each.outstanding_s, each.speed.token_s) for each in now.states]
+        numbers = [(each.outstanding_s, each.speed.token_s) for each in now.states.values()]
         assert np.isfinite(numbers).all()
         assert (np.array(numbers) >= 0).all()
         assert 0 <= now.utilisation <= 1
     for ticket in open_tickets:
         loads.cancelled(ticket, now_s)
     final = loads.snapshot(now_s + 1000)
-    assert [each.outstanding_s for each in final.states] == [0, 0, 0]
-    assert all(each.speed.token_s > 0 for each in final.states)
+    assert [each.outstanding_s for each in final.states.values()] == [0, 0, 0]
+    assert all(each.speed.token_s > 0 for each in final.states.values())
