@@ -129,15 +129,12 @@ class Planned:
     def send(self, costs: RowCosts, now_s: float) -> list[Sending]:
         now = self.loads.snapshot(now_s)
         names, states = list(now.states), list(now.states.values())
-        parts = plan(costs, states, extra_work=allowed_extra_work(now.utilisation))
-        return [
-            Sending(
-                int(names[part.replica]),
-                part.rows,
-                self.loads.sent(names[part.replica], part.cost_s, now_s),
-            )
-            for part in parts
-        ]
+        sent = []
+        for part in plan(costs, states, extra_work=allowed_extra_work(now.utilisation)):
+            name, cost_s = names[part.replica], costs.part_s(states[part.replica].speed, part.rows)
+            ticket = self.loads.sent(name, cost_s, now_s)
+            sent.append(Sending(int(name), part.rows, ticket))
+        return sent
 
     def ended(self, part: Sending, now_s: float, *, ok: bool) -> None:
         self.loads.ended(part.ticket, now_s, ok)

@@ -63,7 +63,7 @@ class Loads:
         """Count a part that a replica has been sent.
 
         Args:
-            cost_s: `Part.cost_s`, > 0, as it was planned with the state of that replica.
+            cost_s: predicted seconds on that replica, > 0, without the work that waits there.
 
         Returns:
             The ticket to end it with.

@@ -113,10 +113,6 @@ class RowCosts:
         """Seconds that each suffix adds to a forward; float64 ``[rows]``."""
         return self.tokens * speed.token_s + self.pairs * speed.pair_s
 
-    def prefix_s(self, speed: Speed) -> float:
-        """Seconds that the prefix adds to a part."""
-        return self.prefix_tokens * speed.token_s + self.prefix_pairs * speed.pair_s
-
     def part_s(
         self, speed: Speed, rows: Rows | None = None, *, prefix_cached: bool = False
     ) -> float:

@@ -51,12 +51,10 @@ class Part:
     Attributes:
         replica: its index among the replicas that the planner was given.
         rows: row numbers, ascending; int64 ``[rows]``, at least one.
-        cost_s: predicted seconds on that replica, without the work that waits there.
     """
 
     replica: int
     rows: Rows
-    cost_s: float
 
 
 def allowed_extra_work(utilisation: float) -> float:
@@ -73,22 +71,15 @@ def allowed_extra_work(utilisation: float) -> float:
     return max(_LEAST_EXTRA_WORK, (1 - utilisation) / (2 * max(utilisation, 1e-3)))
 
 
-def plan(
-    costs: RowCosts,
-    replicas: Sequence[ReplicaState],
-    *,
-    extra_work: float,
-    worth: float = WORTH,
-) -> list[Part]:
+def plan(costs: RowCosts, replicas: Sequence[ReplicaState], *, extra_work: float) -> list[Part]:
     """Choose replicas and their rows.
 
-    The request stays whole unless parts end sooner, by at least `worth` of the extra work. Extra
+    The request stays whole unless parts end sooner, by at least `WORTH` of the extra work. Extra
     work is what launches and repeated prefixes add to that of sending it whole.
 
     Args:
         extra_work: most extra work, as a share of the whole request's; see `allowed_extra_work`.
             Below 0 the request stays whole, even where parts would add none.
-        worth: see `WORTH`.
 
     Returns:
         Parts that have every row exactly once, in the order of `replicas`; none if no replica is
@@ -98,19 +89,13 @@ def plan(
         return []
     fleet = _Fleet.of(costs, replicas).soonest_free(MAX_PARTS)
     whole = fleet.soonest_whole()
-    owner = _division(fleet, whole, extra_work, worth)
+    owner = _division(fleet, whole, extra_work)
     if owner is None:
-        return [_part(costs, replicas, int(fleet.numbers[whole]), np.arange(len(costs)))]
+        return [Part(int(fleet.numbers[whole]), np.arange(len(costs)))]
     return [
-        _part(costs, replicas, int(fleet.numbers[place]), np.flatnonzero(owner == place))
+        Part(int(fleet.numbers[place]), np.flatnonzero(owner == place))
         for place in np.unique(owner).tolist()
     ]
-
-
-def _part(costs: RowCosts, replicas: Sequence[ReplicaState], number: int, rows: Rows) -> Part:
-    replica = replicas[number]
-    cost_s = costs.part_s(replica.speed, rows, prefix_cached=replica.has_prefix)
-    return Part(number, rows, cost_s)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -174,7 +159,7 @@ class _Fleet:
         return soonest(uncached, self.saved)
 
 
-def _division(fleet: _Fleet, whole: int, extra_work: float, worth: float) -> Rows | None:
+def _division(fleet: _Fleet, whole: int, extra_work: float) -> Rows | None:
     """Return the index in the fleet of every row's replica; None if the request stays whole."""
     if extra_work < 0 or min(len(fleet.numbers), len(fleet.weights)) == 1:
         return None
@@ -186,7 +171,7 @@ def _division(fleet: _Fleet, whole: int, extra_work: float, worth: float) -> Row
     longest = (starts + fleet.weights.max() * fleet.slowness)[chosen].min()
     extra = np.maximum(0, overheads[chosen].cumsum() - overheads[whole])
     allowed = extra_work * (work + overheads[whole])
-    prices = np.maximum(levels, longest) + worth * extra
+    prices = np.maximum(levels, longest) + WORTH * extra
     prices[extra > allowed] = np.inf
     best, owner = starts[whole] + work * fleet.slowness[whole], None
     count = int(prices.argmin()) + 1
@@ -194,7 +179,7 @@ def _division(fleet: _Fleet, whole: int, extra_work: float, worth: float) -> Row
         own = chosen[:count]
         places = assign(fleet.weights, starts[own], fleet.slowness[own])
         end = float(ends_of(places, fleet.weights, starts[own], fleet.slowness[own]).max())
-        price = end + worth * float(extra[count - 1])
+        price = end + WORTH * float(extra[count - 1])
         if price >= best:
             break
         best, owner = price, own[places]

@@ -40,10 +40,9 @@ def test_the_prefix_is_charged_once_a_part_unless_it_is_cached() -> None:
     fresh = costs.part_s(SPEED, rows)
     assert fresh == pytest.approx(0.5 + 11 * 0.01 + (10 + 8 + 3 + 20 + 15) * 0.001)
     cached = costs.part_s(SPEED, rows, prefix_cached=True)
-    assert cached == pytest.approx(fresh - costs.prefix_s(SPEED))
-    assert costs.part_s(SPEED) == pytest.approx(
-        0.5 + costs.prefix_s(SPEED) + costs.rows_s(SPEED).sum()
-    )
+    prefix_s = 4 * 0.01 + 10 * 0.001
+    assert cached == pytest.approx(fresh - prefix_s)
+    assert costs.part_s(SPEED) == pytest.approx(0.5 + prefix_s + costs.rows_s(SPEED).sum())
 
 
 @pytest.mark.parametrize(("tokens", "launches"), [(100, 1), (101, 2), (250, 3)])

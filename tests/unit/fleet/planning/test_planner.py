@@ -2,12 +2,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
+from operator import add
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sglang_prefill_ext.fleet.planning import planner
 from sglang_prefill_ext.fleet.planning.cost import RowCosts, Speed
 from sglang_prefill_ext.fleet.planning.planner import (
     MAX_PARTS,
@@ -25,8 +28,20 @@ def idle(count: int) -> list[ReplicaState]:
     return [ReplicaState(0.0, SPEED) for _ in range(count)]
 
 
-def end_of(parts: Sequence[Part], replicas: Sequence[ReplicaState]) -> float:
-    return max(replicas[part.replica].outstanding_s + part.cost_s for part in parts)
+def costs_s(
+    costs: RowCosts, parts: Sequence[Part], replicas: Sequence[ReplicaState]
+) -> list[float]:
+    """Predicted seconds of each part, without the work that waits at its replica."""
+    return [
+        costs.part_s(each.speed, part.rows, prefix_cached=each.has_prefix)
+        for part in parts
+        for each in [replicas[part.replica]]
+    ]
+
+
+def end_of(costs: RowCosts, parts: Sequence[Part], replicas: Sequence[ReplicaState]) -> float:
+    waiting_s = [replicas[part.replica].outstanding_s for part in parts]
+    return max(map(add, waiting_s, costs_s(costs, parts, replicas)))
 
 
 def whole_end(costs: RowCosts, replicas: Sequence[ReplicaState]) -> float:
@@ -72,12 +87,9 @@ def test_every_row_has_one_part_and_the_answer_is_no_later_than_whole(
     numbers = [part.replica for part in parts]
     assert numbers == sorted(set(numbers))
     for part in parts:
-        replica = replicas[part.replica]
-        assert replica.available
+        assert replicas[part.replica].available
         assert (np.diff(part.rows) > 0).all()
-        cost_s = costs.part_s(replica.speed, part.rows, prefix_cached=replica.has_prefix)
-        assert part.cost_s == pytest.approx(cost_s)
-    assert end_of(parts, replicas) <= whole_end(costs, replicas) * (1 + 1e-9)
+    assert end_of(costs, parts, replicas) <= whole_end(costs, replicas) * (1 + 1e-9)
 
 
 @given(
@@ -93,7 +105,7 @@ def test_no_more_extra_work_than_allowed(
     replicas = [ReplicaState(each, SPEED) for each in waiting]
     parts = plan(costs, replicas, extra_work=extra_work)
     whole_s = costs.part_s(SPEED)
-    sent_s = sum(part.cost_s for part in parts)
+    sent_s = sum(costs_s(costs, parts, replicas))
     assert sent_s <= whole_s * (1 + extra_work) * (1 + 1e-9)
 
 
@@ -110,34 +122,28 @@ def test_less_than_a_row_behind_the_optimum(
     if not able:
         return
     best = min(
-        end_of(_parts(costs, replicas, np.array(owner)), replicas)
+        end_of(costs, _parts(np.array(owner)), replicas)
         for owner in product(able, repeat=len(lens))
     )
-    found = end_of(plan(costs, replicas, extra_work=NO_LIMIT, worth=0), replicas)
+    with patch.object(planner, "WORTH", 0):
+        parts = plan(costs, replicas, extra_work=NO_LIMIT)
+    found = end_of(costs, parts, replicas)
     longest_s = float(costs.rows_s(SPEED).max())
     assert best * (1 - 1e-9) <= found <= best + longest_s + 1e-9
 
 
-def _parts(
-    costs: RowCosts,
-    replicas: Sequence[ReplicaState],
-    owner: np.ndarray[tuple[int], np.dtype[np.int64]],
-) -> list[Part]:
-    parts = []
-    for number in set(owner.tolist()):
-        rows, each = np.flatnonzero(owner == number), replicas[number]
-        cost_s = costs.part_s(each.speed, rows, prefix_cached=each.has_prefix)
-        parts.append(Part(number, rows, cost_s))
-    return parts
+def _parts(owner: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[Part]:
+    return [Part(number, np.flatnonzero(owner == number)) for number in set(owner.tolist())]
 
 
 def test_a_large_request_is_divided_evenly() -> None:
     costs = RowCosts.of(60, np.random.default_rng(0).integers(100, 1500, 400))
     parts = plan(costs, idle(8), extra_work=0.2)
-    costs_s = [part.cost_s for part in parts]
+    found_s = costs_s(costs, parts, idle(8))
     assert len(parts) == 8
-    assert max(costs_s) < 1.01 * min(costs_s)
-    assert sum(costs_s) == pytest.approx(costs.part_s(SPEED) + 7 * (0.005 + costs.prefix_s(SPEED)))
+    assert max(found_s) < 1.01 * min(found_s)
+    prefix_s = SPEED.seconds(60, costs.prefix_pairs)
+    assert sum(found_s) == pytest.approx(costs.part_s(SPEED) + 7 * prefix_s)
 
 
 def test_a_small_request_stays_whole() -> None:
@@ -171,12 +177,11 @@ def test_extra_work_leaves_half_of_what_idles() -> None:
 
 def test_who_has_the_prefix_takes_it_until_others_are_sooner() -> None:
     costs = RowCosts.of(5000, [10])
-    saved_s = costs.prefix_s(SPEED)
+    saved_s = costs.part_s(SPEED) - costs.part_s(SPEED, prefix_cached=True)
     for waits_s, home in ((0.9 * saved_s, 1), (1.1 * saved_s, 0)):
         replicas = [ReplicaState(0.0, SPEED), ReplicaState(waits_s, SPEED, has_prefix=True)]
         (part,) = plan(costs, replicas, extra_work=0)
         assert part.replica == home
-        assert part.cost_s == pytest.approx(costs.part_s(SPEED, prefix_cached=home == 1))
 
 
 def test_what_may_not_be_divided_stays_whole_even_where_that_adds_no_work() -> None:
@@ -203,7 +208,8 @@ def test_a_slow_replica_gets_less() -> None:
 
 def test_no_more_parts_than_looked_at() -> None:
     costs = RowCosts.of(0, [3000] * 400)
-    parts = plan(costs, idle(512), extra_work=NO_LIMIT, worth=0)
+    with patch.object(planner, "WORTH", 0):
+        parts = plan(costs, idle(512), extra_work=NO_LIMIT)
     assert 1 < len(parts) <= MAX_PARTS
 
 
@@ -216,6 +222,5 @@ def test_speeds_whose_attention_differs_are_charged_exactly() -> None:
     costs = RowCosts.of(100, np.random.default_rng(3).integers(10, 4000, 50))
     replicas = [ReplicaState(0.0, SPEED), ReplicaState(0.0, Speed(0.002, 1 / 12_000, 1e-8, 8192))]
     parts = plan(costs, replicas, extra_work=NO_LIMIT)
-    ends = [part.cost_s for part in parts]
-    assert ends[1] == pytest.approx(costs.part_s(replicas[1].speed, parts[1].rows))
+    ends = costs_s(costs, parts, replicas)
     assert max(ends) < 1.15 * min(ends)
