@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from importlib.util import find_spec
 
@@ -23,12 +24,13 @@ import uvloop
 from sglang_prefill_ext.attach.session import Session
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.fleet.fleet import Fleet
-from sglang_prefill_ext.fleet.grpc_server import serve_grpc
 from sglang_prefill_ext.fleet.replica import BEAT_S
 from sglang_prefill_ext.fleet.router import Router
 from sglang_prefill_ext.fleet.settings import API_KEY_VARIABLE, Engines, Settings
 from sglang_prefill_ext.fleet.status import FleetExport
 from sglang_prefill_ext.frontend.exchange import unique_name
+from sglang_prefill_ext.grpc_frontend.server import Health, server_of
+from sglang_prefill_ext.grpc_frontend.service import PrefillService
 from sglang_prefill_ext.grpc_frontend.settings import Listening
 from sglang_prefill_ext.metrics import FrontendMetrics, PauseMetrics
 from sglang_prefill_ext.process.collector import FROZEN_THRESHOLDS, Collector, GcAction
@@ -37,6 +39,9 @@ _ROLE = "fleet_router"
 
 _HEARD_S = 25.0
 """How long a new router waits for its engines before it listens without them."""
+
+_LOOK_S = 0.2
+"""How often gRPC checks whether there are engines, and whether to stop."""
 
 _BACKLOG = 2048
 _MOST_CALLS = 2048  # over gRPC
@@ -59,12 +64,7 @@ async def serve(settings: Settings, api_key: str) -> None:
         for action in (GcAction.UNFREEZE, GcAction.FREEZE):
             collector.perform(action, unique_name("fleet-"), thresholds=FROZEN_THRESHOLDS)
 
-    fleet = Fleet(
-        metrics,
-        api_key=api_key,
-        extra_work=settings.extra_work,
-        on_session=on_session,
-    )
+    fleet = Fleet(metrics, api_key=api_key, extra_work=settings.extra_work, on_session=on_session)
     router = Router(fleet, metrics, collector, api_key=api_key)
     server = uvicorn.Server(_config(router, settings))
     async with fleet.running():
@@ -74,7 +74,13 @@ async def serve(settings: Settings, api_key: str) -> None:
             await fleet.wait_heard(_HEARD_S)
             _stop_on_signals(server)
             serving = [server.serve(sockets=[_listener(settings)])]
-            if (listening := _grpc_listening(settings)) is not None:
+            if settings.grpc_port is not None:
+                listening = Listening(
+                    host=settings.host,
+                    port=settings.grpc_port,
+                    grace_s=settings.grace_s,
+                    max_calls=_MOST_CALLS,
+                )
                 serving.append(serve_grpc(fleet, listening, api_key, lambda: server.should_exit))
             await asyncio.gather(*serving)
         finally:
@@ -82,18 +88,32 @@ async def serve(settings: Settings, api_key: str) -> None:
                 task.cancel()
 
 
+async def serve_grpc(
+    fleet: Fleet, listening: Listening, api_key: str, stopped: Callable[[], bool]
+) -> None:
+    """Serve gRPC calls by the fleet until `stopped`, then until those under way have ended.
+
+    Args:
+        api_key: clients have to show it as a bearer token; if empty, everybody is let in.
+
+    Raises:
+        ConfigError: the port cannot be used.
+    """
+    health, tokens = Health(listening.max_calls), [api_key] if api_key else []
+    server = server_of(listening, PrefillService(lambda: fleet.session), health, tokens)
+    await server.start()
+    while not stopped():
+        health.show(bool(fleet.whole.available()))
+        await asyncio.sleep(_LOOK_S)
+    await health.enter_graceful_shutdown()
+    await server.stop(listening.grace_s)
+
+
 def _stop_on_signals(server: uvicorn.Server) -> None:
     # uvicorn's own handling ends the process after the HTTP requests, even if gRPC calls still run.
     server.capture_signals = nullcontext  # type: ignore[assignment,method-assign]
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, server.handle_exit, number, None)
-
-
-def _grpc_listening(settings: Settings) -> Listening | None:
-    if settings.grpc_port is None:
-        return None
-    host, port = settings.host, settings.grpc_port
-    return Listening(host=host, port=port, grace_s=settings.grace_s, max_calls=_MOST_CALLS)
 
 
 def _config(router: Router, settings: Settings) -> uvicorn.Config:

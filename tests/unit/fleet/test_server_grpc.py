@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from sglang_prefill_ext.attach.messages import Stock, StockAnswer, StockError, StockScore
 from sglang_prefill_ext.errors import EngineUnavailableError
 from sglang_prefill_ext.fleet.fleet import Fleet
-from sglang_prefill_ext.fleet.grpc_server import serve_grpc
+from sglang_prefill_ext.fleet.server import serve_grpc
 from sglang_prefill_ext.fleet.settings import Engines
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from sglang_prefill_ext.grpc_frontend.prefill_pb2_grpc import PrefillStub
