@@ -5,10 +5,18 @@ from types import SimpleNamespace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_prefill_ext.fleet.ray_serve.autoscaling import TOKENS, OutstandingTokens, wanted
+from sglang_prefill_ext.fleet.ray_serve.autoscaling import TOKENS, OutstandingTokens
 
 LOADS = st.lists(st.integers(0, 10**9), min_size=1, max_size=50)
 TARGETS = st.integers(1, 10**7)
+
+
+def wanted(outstanding: list[int], target: int, current: int) -> int:
+    told = {TOKENS: dict(enumerate(outstanding)), "other": {0: 1e9}}
+    context = SimpleNamespace(aggregated_metrics=told, target_num_replicas=current)
+    number, state = OutstandingTokens(target)(context)
+    assert not state
+    return number
 
 
 @given(LOADS, TARGETS)
@@ -22,12 +30,5 @@ def test_no_engine_has_more_than_the_target_and_with_one_fewer_some_would(
 
 def test_while_none_reports_the_number_stays() -> None:
     assert wanted([], 100, 3) == 3
-
-
-def test_serve_is_told_what_engines_report() -> None:
-    policy = OutstandingTokens(target_tokens=100)
-    told = {TOKENS: {"a": 150.0, "b": 151.0}, "other": {"a": 1e9}}
-    context = SimpleNamespace(aggregated_metrics=told, target_num_replicas=2)
-    assert policy(context) == (4, {})
-    context.aggregated_metrics = {}
-    assert policy(context) == (2, {})
+    context = SimpleNamespace(aggregated_metrics={}, target_num_replicas=2)
+    assert OutstandingTokens(target_tokens=100)(context) == (2, {})
