@@ -24,6 +24,9 @@ from sglang_prefill_ext.process.children import tethered
 
 logger = logging.getLogger("ray.serve")
 
+_READY_S = 1800.0
+"""How long a start may take."""
+
 _TOLD_S = 5.0
 """How long routers may take to answer."""
 
@@ -68,7 +71,7 @@ class EngineReplica:
         # In this thread, which lives as long as the actor: its end is the server's.
         self._server.start()
         try:
-            await asyncio.to_thread(self._server.wait_ready, launch.ready_s)
+            await asyncio.to_thread(self._server.wait_ready, _READY_S)
         except BaseException:
             await asyncio.to_thread(self._server.stop, 0.0)
             raise

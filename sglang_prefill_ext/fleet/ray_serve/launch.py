@@ -48,14 +48,12 @@ class Launch:
 
     Attributes:
         flags: of SGLang, without those that say where it listens.
-        ready_s: seconds that a start may take.
         drain_s: seconds that an engine which leaves has for its requests.
     """
 
     model_path: str
     flags: tuple[str, ...] = ()
     api_key: str = ""
-    ready_s: float = 1800.0
     drain_s: float = 60.0
 
 
