@@ -69,7 +69,6 @@ class Fleet:
         self._leaving: dict[str, asyncio.Task[None]] = {}
         self._usable, self._heard = asyncio.Event(), asyncio.Event()
         self._alive: dict[str, Member] = {}
-        self._speeds: dict[str, Speed] = {}
 
     @property
     def offer(self) -> Offer | None:
@@ -146,7 +145,6 @@ class Fleet:
     def _forget(self, url: str) -> None:
         self.loads.remove(url)
         del self.replicas[url], self._leaving[url]
-        self._speeds.pop(url, None)
 
     async def wait_heard(self, timeout_s: float) -> None:
         """Wait until engines were set, and each has answered or failed to.
@@ -165,8 +163,7 @@ class Fleet:
         known = self._alive.get(replica.url)
         if known is None or known.offer is not replica.offer:
             self._alive[replica.url] = Member.of(replica.offer)
-            self._speeds.pop(replica.url, None)  # it has restarted, or has other weights
-            self.loads.remove(replica.url)
+            self.loads.remove(replica.url)  # it has restarted, or has other weights
         if replica.url in self.loads:
             replica.why = ""
         if state.schedulers:
@@ -190,13 +187,14 @@ class Fleet:
 
     def _note_load(self, replica: Replica, state: EngineState, now_s: float) -> None:
         """Record what an engine reports: its speed, at first only, and its outstanding work."""
-        name, told = replica.url, state.schedulers[0]
-        if name not in self._speeds:
-            self._speeds[name] = Speed.of_status(told, _attention_of(self._alive[name].offer))
+        name, member = replica.url, self._alive[replica.url]
+        if member.speed is None:
+            attention = _attention_of(member.offer)
+            member.speed = Speed.of_status(state.schedulers[0], attention)
         if name in self.loads:
             self.loads.probed(name, now_s, ok=True)
             others = self.dispatcher.attempts.others_tokens(name, state.outstanding_tokens)
-            self.loads.reported(name, others * self._speeds[name].token_s, now_s)
+            self.loads.reported(name, others * member.speed.token_s, now_s)
 
     def _choose(self) -> None:
         """Put the engines into the fleet that answer alike, and take out those that differ.
@@ -214,9 +212,9 @@ class Fleet:
                     logger.error("Engine %s is not used, as it differs. %s", name, why)
                 replica.why = why
                 self.loads.remove(name)
-            elif name in self._speeds and name not in self.loads:
+            elif own.speed is not None and name not in self.loads:
                 logger.info("Engine %s is in the fleet.", name)
-                self.loads.add(name, self._speeds[name], time.monotonic())
+                self.loads.add(name, own.speed, time.monotonic())
                 replica.why = ""
 
     def _begin(self, member: Member) -> None:

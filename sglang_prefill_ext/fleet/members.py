@@ -10,21 +10,24 @@ from typing import Self
 
 from sglang_prefill_ext.attach.carrier import Offer
 from sglang_prefill_ext.config import flag_name
+from sglang_prefill_ext.fleet.planning.cost import Speed
 
 _KNOBS = ("attention", "max_forward_tokens", "max_items")
 """Fields of the configuration that answers depend on."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Member:
     """An engine's offer, and what it has to have in common with others.
 
     Attributes:
         traits: by the name that users know; made once for an offer, whose tokenizer has many MB.
+        speed: the one that it reported first; None before.
     """
 
     offer: Offer
     traits: dict[str, str]
+    speed: Speed | None = None
 
     @classmethod
     def of(cls, offer: Offer) -> Self:
