@@ -72,7 +72,11 @@ async def _answer(
     send: Callable[[Any], Awaitable[None]],
 ) -> None:
     begun, timeout = False, _timeout_of(request)
-    headers = [(k.decode("latin-1"), v.decode("latin-1")) for k, v in _passed(request.headers.raw)]
+    headers = [
+        (name.decode("latin-1"), value.decode("latin-1"))
+        for name, value in request.headers.raw
+        if name.lower() not in _HANDLED
+    ]
     if timeout is not None:
         headers = [pair for pair in headers if pair[0] != TIMEOUT_HEADER]
         headers.append((TIMEOUT_HEADER, timeout))
@@ -114,10 +118,6 @@ async def _answer(
 async def _end_when_left(request: Request, answering: asyncio.Task[None]) -> None:
     await departure(request)
     answering.cancel()
-
-
-def _passed(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    return [pair for pair in headers if pair[0].lower() not in _HANDLED]
 
 
 def _target(replica: Replica, request: Request) -> URL:

@@ -59,10 +59,10 @@ class Router:
         self._collector = collector
         self._expected = f"Bearer {api_key}".encode() if api_key else b""
         self._routes: DividedRoutes | None = None
-        self._own = {
+        self._own: dict[str, Callable[[Request], Response | None]] = {
             "/health": self._health,
             "/prefill_only/status": self._status,
-            "/metrics": self._show_metrics,
+            "/metrics": lambda _request: metrics_page(),
         }
 
     def begin(self, session: Session) -> None:
@@ -147,9 +147,6 @@ class Router:
             return Response(b'{"error":"Unauthorized"}', 401, media_type=JSON)
         content = msgspec.json.encode(status_of(self._fleet, self._metrics, self._collector))
         return Response(content, media_type=JSON)
-
-    def _show_metrics(self, _request: Request) -> Response:
-        return metrics_page()
 
 
 def _error_response(error: PrefillExtError) -> Response:
