@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from bench.load import Measurement
 from bench.load_generators import h2load, wrk
@@ -12,33 +11,6 @@ from bench.workloads import ClosedLoop, Load, OpenLoop
 from sglang_prefill_ext.errors import ConfigError
 
 ENDPOINT = "/v1/score"
-
-
-@dataclass(frozen=True, slots=True)
-class WireLoop(ClosedLoop):
-    """A closed loop on one wire."""
-
-    wire: Wire
-
-    def __str__(self) -> str:
-        return f"{ClosedLoop.__str__(self)}, {self.wire}"
-
-
-@dataclass(frozen=True, slots=True)
-class WireArrivals(OpenLoop):
-    """An open loop on one wire."""
-
-    wire: Wire
-
-    def __str__(self) -> str:
-        return f"{OpenLoop.__str__(self)}, {self.wire}"
-
-
-def on_wire(load: Load, wire: Wire) -> Load:
-    """Return the load on a wire."""
-    if isinstance(load, ClosedLoop):
-        return WireLoop(load.clients, wire)
-    return WireArrivals(load.rate, load.relative, wire)
 
 
 def require_tools(loads: Sequence[Load], wires: Sequence[Wire]) -> None:

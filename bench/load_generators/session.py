@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -12,7 +12,7 @@ from bench.floor import ModelShape, operation_ratio
 from bench.http_client import LoadError
 from bench.load import Measurement
 from bench.load_generators.answers import grpc_answers, http_answers
-from bench.load_generators.loads import make_load, on_wire
+from bench.load_generators.loads import make_load
 from bench.load_generators.servers import Target, running
 from bench.load_generators.wires import Wire, grpc_messages, http_bodies
 from bench.record import Result
@@ -137,19 +137,18 @@ class GeneratorRun:
     ) -> None:
         """Record what was seen, of stock for every way that is compared with it."""
         sizes = ModelShape.from_directory(self.model)
+        result = result_of(
+            seen,
+            preset=self.model.name,
+            shape=str(case.shape),
+            load=load,
+            path=case.path,
+            repeat=case.repeat,
+            items=case.shape.items,
+            packed_share=packed_share,
+            rate_per_s=rate,
+            operation_ratio=operation_ratio(sizes, case.shape, len(LABEL_IDS)),
+        )
         compared = [each for each in self.wires if each.of_stock is case.wire]
         for each in compared if case.path == STOCK else [case.wire]:
-            self.results.append(
-                result_of(
-                    seen,
-                    preset=self.model.name,
-                    shape=str(case.shape),
-                    load=on_wire(load, each),
-                    path=case.path,
-                    repeat=case.repeat,
-                    items=case.shape.items,
-                    packed_share=packed_share,
-                    rate_per_s=rate,
-                    operation_ratio=operation_ratio(sizes, case.shape, len(LABEL_IDS)),
-                )
-            )
+            self.results.append(replace(result, load=f"{load}, {each}"))
