@@ -14,10 +14,6 @@ from typing import TypeAlias, TypeVar, cast
 
 from sglang_prefill_ext.errors import PrefillExtError
 
-KEEP_ALIVE_ENV = {"SGLANG_TIMEOUT_KEEP_ALIVE": "3600"}
-"""Environment of the server: SGLang closes idle connections after 5 s, but the generator keeps
-them."""
-
 Piece: TypeAlias = tuple[float, bytes]
 """A received part of an answer: its time on the clock of `time.perf_counter`, and its bytes."""
 

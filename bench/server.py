@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from zipfile import ZipFile
 
 from sglang_prefill_ext.local_server import LocalServer
 
+KEEP_ALIVE_S = 3600
+"""SGLang closes idle connections after 5 s, but load generators keep them."""
+
 
 class MeasuredServer(LocalServer):
-    """A server that, when it is ready, has finished all other work."""
+    """A server that keeps idle connections. When it is ready, it has finished all other work."""
+
+    def __init__(
+        self,
+        model: Path,
+        args: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        log_path: Path | None = None,
+    ) -> None:
+        kept = {"SGLANG_TIMEOUT_KEEP_ALIVE": str(KEEP_ALIVE_S)}
+        super().__init__(model, args, env={**kept, **(env or {})}, log_path=log_path)
 
     def wait_ready(
         self, timeout_s: float = 600.0, on_tick: Callable[[float], None] | None = None

@@ -7,15 +7,14 @@ from pathlib import Path
 
 import psutil
 
-from bench.cores import cpu_seconds
-from bench.http_client import KEEP_ALIVE_ENV, post_bytes
+from bench.cores import SINGLE_THREADED, cpu_seconds
+from bench.http_client import post_bytes
 from bench.load import Window, closed_loop, run_loop
 from bench.score.plan import BEST_STOCK_ARGS, EXTENSION, QUIET_ARGS
 from bench.server import MeasuredServer
 from bench.status import packed_counters
 
 _ARGS = ("--dtype", "float32", *QUIET_ARGS, *BEST_STOCK_ARGS)
-_ENV = {**KEEP_ALIVE_ENV, "OMP_NUM_THREADS": "1"}
 _WARM_UP = Window(seconds=0.5, min_requests=20)
 _ROLES = ("scheduler", "detokenizer")
 
@@ -39,7 +38,7 @@ def measure(model: Path, path: str, pools: list[list[bytes]], seconds: float) ->
     """Start a server and send it the bodies of each pool, one request at a time."""
     flags = [*_ARGS, "--enable-prefill-only"] if path == EXTENSION else [*_ARGS]
     log = model.parent / f"{path}.log"
-    with MeasuredServer(model, flags, env=_ENV, log_path=log) as server:
+    with MeasuredServer(model, flags, env=SINGLE_THREADED, log_path=log) as server:
         return [_cost(server, path, pool, seconds) for pool in pools]
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from bench.cores import scheduler_apart
 from bench.decisions.kinds import Kind, Prompts, numbers_of
 from bench.gate import TOLERANCE, GateError, largest_logprob_difference
-from bench.http_client import KEEP_ALIVE_ENV, post_bytes
+from bench.http_client import post_bytes
 from bench.load import Window, closed_loop, run_loop
 from bench.load_generators import wrk
 from bench.record import Result
@@ -134,7 +134,7 @@ class DecisionRun:
         idle = SPIN_ARGS if self.spin else QUIET_ARGS
         flags = ["--dtype", "float32", *self.kind.flags, *BEST_STOCK_ARGS, *idle]
         flags += ["--enable-prefill-only"] if path == EXTENSION else []
-        env = {**KEEP_ALIVE_ENV, "OMP_NUM_THREADS": str(self.threads)}
+        env = {"OMP_NUM_THREADS": str(self.threads)}
         log = self.model.parent / f"{path}.log"
         return MeasuredServer(self.model, flags, env=env, log_path=log)
 

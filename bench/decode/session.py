@@ -19,7 +19,7 @@ from bench.decode.plan import OPEN, SATURATED, DecodePlan, DecodeResult
 from bench.decode.stream import Generation, decode_figures
 from bench.floor import ModelShape
 from bench.gate import GateError
-from bench.http_client import KEEP_ALIVE_ENV, post_bytes
+from bench.http_client import post_bytes
 from bench.load import Window, ask_each, closed_loop, open_loop, poisson_arrivals, run_loop
 from bench.run import Run
 from bench.score.plan import EXTENSION, PATHS, STOCK, Case, make_cases
@@ -75,9 +75,8 @@ class DecodeRun(Run[DecodePlan, DecodeResult]):
                 self.tell(f"{self.preset}: start {repeat + 1} of {path}")
                 log = self.model.parent / f"{self.preset}-{path}.log"
                 args = self.plan.server_args(path)
-                env = KEEP_ALIVE_ENV | SINGLE_THREADED
                 with (
-                    MeasuredServer(self.model, args, env=env, log_path=log) as server,
+                    MeasuredServer(self.model, args, env=SINGLE_THREADED, log_path=log) as server,
                     scheduler_apart(server.pids),
                 ):
                     self._check_before_timing(path, server.port, case)

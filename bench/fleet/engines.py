@@ -5,21 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from http.client import HTTPException
 from pathlib import Path
-from typing import Any
-
-import httpx
 
 from bench.cores import SINGLE_THREADED
 from bench.fleet.routers import RouterProcesses, running_routers
-from bench.http_client import KEEP_ALIVE_ENV
 from bench.score.plan import QUIET_ARGS
-from bench.server import MeasuredServer
+from bench.server import KEEP_ALIVE_S, MeasuredServer
+from bench.status import status_page
 from sglang_prefill_ext.errors import ServerStartError
 from sglang_prefill_ext.shared_device.placement import usable_cores
 
 _READY_S = 300.0
-_KEPT_S = KEEP_ALIVE_ENV["SGLANG_TIMEOUT_KEEP_ALIVE"]
 
 
 def engine(
@@ -28,7 +25,7 @@ def engine(
     """Return an engine with the plugin; its log is written beside the model."""
     args = ["--dtype", "float32", "--enable-prefill-only", *QUIET_ARGS, *flags]
     log = model.parent / f"{name}.log"
-    return MeasuredServer(model, args, env={**KEEP_ALIVE_ENV, **env}, log_path=log)
+    return MeasuredServer(model, args, env=env, log_path=log)
 
 
 def cores_for(engines: int) -> list[int]:
@@ -63,7 +60,7 @@ def router(engine_ports: Sequence[int], processes: int = 1) -> Iterator[RouterPr
         ServerStartError: the router does not start, or does not find all engines in time.
     """
     urls = [f"http://127.0.0.1:{each}" for each in engine_ports]
-    flags = "--processes", str(processes), "--keep-alive-s", _KEPT_S
+    flags = "--processes", str(processes), "--keep-alive-s", str(KEEP_ALIVE_S)
     with running_routers(urls, *flags) as routers:
         deadline = time.monotonic() + _READY_S
         while len(routers.listening()) < processes or not _has_all(routers.port, len(urls)):
@@ -75,19 +72,15 @@ def router(engine_ports: Sequence[int], processes: int = 1) -> Iterator[RouterPr
 
 def parts_and_requests(port: int) -> tuple[int, int]:
     """Parts that a router has sent, and requests that it got; 0 and 0 for an engine."""
-    counts = _status(port).get("counters", {}).get("fleet", {})
+    counts = (status_page(port) or {}).get("counters", {}).get("fleet", {})
     return counts.get("parts", 0), counts.get("requests", 0)
 
 
 def _has_all(port: int, engines: int) -> bool:
     try:
-        page = _status(port)
-    except httpx.TransportError:
+        page = status_page(port)
+    except (OSError, HTTPException):
         return False
-    settled = page["tokenizer"].get("ready", True)
-    return settled and sum(each["health"] == "up" for each in page["replicas"]) == engines
-
-
-def _status(port: int) -> dict[str, Any]:
-    page: dict[str, Any] = httpx.get(f"http://127.0.0.1:{port}/prefill_only/status").json()
-    return page
+    if page is None or not page["tokenizer"].get("ready", True):
+        return False
+    return sum(each["health"] == "up" for each in page["replicas"]) == engines

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from bench.http_client import KEEP_ALIVE_ENV, LoadError
+from bench.http_client import LoadError
 from bench.load_generators.wires import Wire
 from bench.server import MeasuredServer
 from sglang_prefill_ext.local_server import server_env
@@ -53,7 +53,7 @@ def running(model: Path, flags: Sequence[str], log: Path, front_ends: int) -> It
         attach = Path(directory) / "engine.sock"
         if front_ends:
             flags = [*flags, f"--prefill-only-attach={attach}"]
-        server = MeasuredServer(model, flags, env=KEEP_ALIVE_ENV, log_path=log)
+        server = MeasuredServer(model, flags, log_path=log)
         http = stack.enter_context(server).port
         beside = _front_ends(attach, front_ends, log) if front_ends else nullcontext(0)
         yield Target(http, stack.enter_context(beside))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from bench.floor import ModelShape
-from bench.http_client import KEEP_ALIVE_ENV, LoadError, post_bytes
+from bench.http_client import LoadError, post_bytes
 from bench.load import (
     Measurement,
     Window,
@@ -49,7 +49,7 @@ class MixRun(Run[MixPlan, MixResult]):
             self.tell(f"{self.preset}: start of {variant}")
             log = self.model.parent / f"{self.preset}-mixed.log"
             args = self.plan.server_args(variant)
-            with MeasuredServer(self.model, args, env=KEEP_ALIVE_ENV, log_path=log) as server:
+            with MeasuredServer(self.model, args, log_path=log) as server:
                 self._check_before_timing(variant, server.port)
                 idle_ms = self._idle_ms(variant, server.port)
                 if variant in SATURATED_BY:

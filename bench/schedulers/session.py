@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.cores import cpu_seconds, is_scheduler
-from bench.http_client import KEEP_ALIVE_ENV
 from bench.load import Measurement, Window, closed_loop, run_loop
 from bench.schedulers.model import Costs, Machine, bound
 from bench.score.plan import BEST_STOCK_ARGS, QUIET_ARGS, make_cases
@@ -88,7 +87,7 @@ class SchedulersRun:
             self.tell(f"{self.model.name}: {name_of(schedulers)}")
             log = self.model.parent / f"schedulers-{schedulers}.log"
             args = ["--dtype", "float32", *BEST_STOCK_ARGS, *QUIET_ARGS, *flags_of(schedulers)]
-            with MeasuredServer(self.model, args, env=KEEP_ALIVE_ENV, log_path=log) as server:
+            with MeasuredServer(self.model, args, log_path=log) as server:
                 self._measure(schedulers, server.port, server.pids, case.pool)
 
     def _measure(self, schedulers: int, port: int, pids: list[int], pool: list[bytes]) -> None:

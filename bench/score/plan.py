@@ -92,10 +92,6 @@ class Plan:
         """The loads in the order in which a server gets them."""
         return closed_first(self.loads)
 
-    def server_env(self, path: str) -> dict[str, str]:
-        """Environment variables of the stock or the extension server, beyond the launcher's own."""
-        return dict(self.stock_env) if path == STOCK else {}
-
     def server_args(self, path: str) -> list[str]:
         """Flags of the stock or the extension server, beyond the launcher's own."""
         extra = self.extension_args if path == EXTENSION else self.stock_args
@@ -129,7 +125,7 @@ def make_cases(
         text: send text instead of token ids.
     """
     sizes = ModelShape.from_directory(model)
-    decode = _decoder(model) if text else None
+    decode = Tokenizer.from_file(str(model / "tokenizer.json")).decode if text else None
     return [_make_case(shape, sizes, seed, decode) for shape in shapes]
 
 
@@ -144,13 +140,6 @@ def _make_case(
         [post_bytes(_ENDPOINT, score_body(request, decode)) for request in timed],
         [post_bytes(_ENDPOINT, score_body(one, decode, token_logprobs=True)) for one in checked],
     )
-
-
-def _decoder(model: Path) -> Callable[[Sequence[int]], str]:
-    decode: Callable[[Sequence[int]], str] = Tokenizer.from_file(
-        str(model / "tokenizer.json")
-    ).decode
-    return decode
 
 
 def alternating(subjects: Sequence[T], turns: int) -> Iterator[tuple[int, T]]:

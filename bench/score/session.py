@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 
-from bench.http_client import KEEP_ALIVE_ENV
 from bench.load import (
     Measurement,
     Window,
@@ -77,7 +76,7 @@ class ModelRun(Run[Plan, Result]):
 
     def _server(self, path: str, repeat: int) -> MeasuredServer:
         log = self.logs / f"{self.preset}-{path}-{repeat + 1}.log"
-        env = KEEP_ALIVE_ENV | self.plan.server_env(path)
+        env = self.plan.stock_env if path == STOCK else None
         return MeasuredServer(self.model, self.plan.server_args(path), env=env, log_path=log)
 
     def _check_before_timing(self, path: str, port: int, cases: list[Case]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.fleet.engines import cores_for, engines_on, router
-from bench.http_client import KEEP_ALIVE_ENV, LoadError, connect, post_bytes
+from bench.http_client import LoadError, connect, post_bytes
 from bench.load import run_loop
 from bench.server import MeasuredServer
 from bench.status import status_page
@@ -72,7 +72,7 @@ def running(
         return
     log = model.parent / f"{model.name}-soak.log"
     args = ["--enable-prefill-only", *flags]
-    with MeasuredServer(model, args, env=KEEP_ALIVE_ENV, log_path=log) as server:
+    with MeasuredServer(model, args, log_path=log) as server:
         yield Subject(server.port)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.cores import SINGLE_THREADED
 from bench.fleet.faults.asks import End, Outcome, asks_of
 from bench.fleet.faults.injuries import Injuries
 from bench.fleet.faults.load import Load
@@ -91,7 +92,6 @@ class FaultsRun:
     deadline_s: float
     logs: Path
     tell: Callable[[str], None]
-    server: type[LocalServer] = LocalServer
     unwanted: list[Outcome] = field(default_factory=list)
 
     def run(self) -> FaultsResult:
@@ -133,8 +133,7 @@ class FaultsRun:
     def _engine(self, number: int) -> Iterator[LocalServer]:
         self.tell(f"starting engine {number + 1} of {self.engines}")
         log = self.logs / f"faults-engine-{number}.log"
-        env = {"OMP_NUM_THREADS": "1"}
-        with self.server(self.model, _ENGINE_ARGS, env=env, log_path=log) as engine:
+        with LocalServer(self.model, _ENGINE_ARGS, env=SINGLE_THREADED, log_path=log) as engine:
             engine.wait_settled()
             yield engine
 

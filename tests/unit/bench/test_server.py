@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from bench.server import MeasuredServer
@@ -10,5 +12,5 @@ def test_a_measured_server_is_settled_once_it_is_ready(monkeypatch: pytest.Monke
     done = []
     monkeypatch.setattr(LocalServer, "wait_ready", lambda *_args: done.append("ready") or 3.5)
     monkeypatch.setattr(LocalServer, "wait_settled", lambda *_args: done.append("settled"))
-    assert MeasuredServer("model").wait_ready() == 3.5
+    assert MeasuredServer(Path("model"), []).wait_ready() == 3.5
     assert done == ["ready", "settled"]
