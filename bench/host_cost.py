@@ -51,9 +51,9 @@ class HostCost:
     ms: float
 
 
-def eager(layers: int, *, cached: bool = False) -> HostCost:
+def eager(layers: int) -> HostCost:
     """Cost of a packed forward that is launched kernel by kernel."""
-    launches = LAYER_KERNELS * layers + EAGER_KERNELS + EAGER_COPIES + CACHED_LAUNCHES * cached
+    launches = LAYER_KERNELS * layers + EAGER_KERNELS + EAGER_COPIES
     return HostCost(launches, (LAYER_US * layers + EAGER_US) / 1e3)
 
 

@@ -79,7 +79,7 @@ def outcomes_of(
     serving, shape = Serving(MODELS[model], DEVICES[device]), shape_of(model)
     if shape.experts // COPIES_SHARE % gpus:
         raise typer.BadParameter(f"{gpus} GPUs: give 2, 4, 8 or 16.", param_hint="--gpus")
-    routing = routing_of(kind, shape, seed)
+    routing = routing_of(kind, shape.experts, shape.top_k, seed)
     one, outcomes = replica(serving, shape, routing), []
     for sends, placement in product(Sends, PLACEMENTS):
         balanced = placement == PLACEMENTS[1]

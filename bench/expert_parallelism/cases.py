@@ -35,13 +35,9 @@ def shape_of(model: str) -> Shape:
     return next(each for each in SHAPES if each.name == model)
 
 
-def routing_of(name: str, shape: Shape, seed: int) -> Floats:
-    """Share of each layer's rows that each expert gets; ``[forwards, layers, experts]``."""
-    return _shares(name, shape.experts, shape.top_k, seed)
-
-
 @cache
-def _shares(name: str, experts: int, top_k: int, seed: int) -> Floats:
+def routing_of(name: str, experts: int, top_k: int, seed: int) -> Floats:
+    """Share of each layer's rows that each expert gets; ``[forwards, layers, experts]``."""
     if name == "recorded":
         kept = recorded(experts, top_k)
         forwards = [each for each in kept if each.tokens >= LEAST_TOKENS]
