@@ -1,14 +1,23 @@
-"""The stand-in server in a thread of its own."""
+"""The stand-in server in a thread of its own, and the commands with a folder for their results."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.unit.bench.commands import Commands
 from tests.unit.bench.stand_in import StandIn
+
+
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
+    folder = tmp_path / "results"
+    monkeypatch.setattr("bench.command.RESULTS", folder)
+    return Commands(folder)
 
 
 @pytest.fixture

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 from types import ModuleType
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from bench import command
 from bench.decode import __main__ as decode
 from bench.decode.plan import ALONE, OPEN, SATURATED
 from bench.decode.session import DecodeRun
@@ -20,18 +15,17 @@ from bench.mixed import __main__ as mixed
 from bench.mixed.plan import FCFS
 from bench.mixed.session import MixRun
 from bench.score.plan import EXTENSION, STOCK
+from tests.unit.bench.commands import Commands
 from tests.unit.bench.results import decode_result, mix_result
 
 GREEN = Agreement(100, 1e-7, 2e-7, 0, 1e-5)
 
 
 @pytest.fixture(autouse=True)
-def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(command, "RESULTS", tmp_path)
-    monkeypatch.setattr(command, "make_model", lambda preset, directory: directory)
+def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.command.make_model", lambda preset, directory: directory)
     monkeypatch.setattr(MixRun, "run", _mix)
     monkeypatch.setattr(DecodeRun, "run", _decode)
-    return tmp_path
 
 
 def _mix(run: MixRun) -> None:
@@ -51,43 +45,34 @@ def _decode(run: DecodeRun) -> None:
     run.equal_generations = 77
 
 
-def _invoke(command: ModuleType, *arguments: str, status: int = 0) -> str:
-    app = typer.Typer()
-    app.command()(command.main)
-    ran = CliRunner().invoke(app, arguments)
-    assert ran.exit_code == status, ran.output
-    return ran.output
-
-
-def test_mixed_prints_and_keeps_its_record(results: Path) -> None:
-    output = _invoke(mixed, "--length", "32", "--length", "128", "--name", "here")
+def test_mixed_prints_and_keeps_its_record(commands: Commands) -> None:
+    output = commands.run(mixed.main, "--length", "32", "--length", "128", "--name", "here")
     assert "95% of stock" in output
     assert "gate green: fcfs: 100 rows" in output
-    lines = [json.loads(line) for line in (results / "here.jsonl").read_text().splitlines()]
+    lines = commands.lines("here")
     assert [line["variant"] for line in lines] == [STOCK, FCFS]
     assert lines[0]["plan"]["lengths"] == [32, 128]
     assert lines[0]["command"][:3] == ["python", "-m", "bench.mixed"]
     assert {"commit", "machine", "gate"} <= lines[0].keys()
-    assert (results / "here.png").exists()
 
 
 @pytest.mark.parametrize(("slowdown", "warned"), [(0.9, True), (1.0, False)])
 def test_mixed_warns_of_a_disturbed_idle_server(
-    monkeypatch: pytest.MonkeyPatch, slowdown: float, warned: bool
+    commands: Commands, monkeypatch: pytest.MonkeyPatch, slowdown: float, warned: bool
 ) -> None:
     def disturbed(run: MixRun) -> None:
         _mix(run)
         run.results[-1] = replace(run.results[-1], length_slowdown={32: slowdown, 128: 4.0})
 
     monkeypatch.setattr(MixRun, "run", disturbed)
-    assert ("something disturbed the idle server" in _invoke(mixed)) is warned
+    assert ("something disturbed the idle server" in commands.run(mixed.main)) is warned
 
 
-def test_decode_prints_and_keeps_its_record(results: Path) -> None:
-    output = _invoke(decode, "--name", "here", "--alternations", "1")
+def test_decode_prints_and_keeps_its_record(commands: Commands) -> None:
+    output = commands.run(decode.main, "--name", "here", "--alternations", "1")
     assert "saturated: pace, of the share of time" in output
     assert "gate green: 77 generations equal" in output
-    lines = [json.loads(line) for line in (results / "here.jsonl").read_text().splitlines()]
+    lines = commands.lines("here")
     assert [(line["path"], line["phase"]) for line in lines] == [
         *((STOCK, phase) for phase in (ALONE, OPEN)),
         *((EXTENSION, phase) for phase in (ALONE, OPEN, SATURATED)),
@@ -95,17 +80,16 @@ def test_decode_prints_and_keeps_its_record(results: Path) -> None:
     assert lines[0]["plan"]["shape"] == {"query_tokens": 60, "item_tokens": 2, "items": 50}
     assert lines[0]["gate"]["equal_generations"] == {"count": 77}
     assert lines[0]["command"][:3] == ["python", "-m", "bench.decode"]
-    assert (results / "here.png").exists()
 
 
 @pytest.mark.parametrize(("command", "run"), [(mixed, MixRun), (decode, DecodeRun)])
 def test_red_gate_prints_no_figure_and_keeps_none(
-    results: Path, monkeypatch: pytest.MonkeyPatch, command: ModuleType, run: type
+    commands: Commands, monkeypatch: pytest.MonkeyPatch, command: ModuleType, run: type
 ) -> None:
     def disagree(_: object) -> None:
         raise GateError("stock and extension disagree")
 
     monkeypatch.setattr(run, "run", disagree)
-    output = _invoke(command, status=1)
+    output = commands.run(command.main, status=1)
     assert "No figures: stock and extension disagree" in output
-    assert list(results.iterdir()) == []
+    assert not commands.results.exists()

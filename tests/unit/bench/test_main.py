@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -12,16 +11,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from bench import __main__ as command
 from bench.gate import Agreement, GateError
 from bench.score.session import ModelRun
 from bench.workloads import Shape
+from tests.unit.bench.commands import Commands
 from tests.unit.bench.results import result
 
 SHAPE = Shape(60, 2, 50)
+BOTH = ("--preset", "micro", "--preset", "tiny")
 ROOT = Path(__file__).parents[3]
 
 # The command with a server that never answers; it writes the server's process id to a file.
@@ -52,15 +51,6 @@ typer.run(command.main)
 """
 
 
-@pytest.fixture
-def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
-    monkeypatch.setattr("bench.command.RESULTS", tmp_path)
-    monkeypatch.setattr(command, "make_model", lambda preset, directory: directory)
-    app = typer.Typer()
-    app.command()(command.main)
-    return app
-
-
 def measured(run: ModelRun) -> None:
     for repeat in range(run.plan.alternations):
         of_both = {"preset": run.preset, "repeat": repeat}
@@ -71,40 +61,39 @@ def measured(run: ModelRun) -> None:
 
 
 def test_green_run_prints_the_ratio_and_keeps_the_record(
-    app: typer.Typer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    commands: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(command, "make_model", lambda preset, directory: directory)
     monkeypatch.setattr(ModelRun, "run", measured)
-    ran = CliRunner().invoke(app, ["--preset", "micro", "--preset", "tiny", "--name", "here"])
-    assert ran.exit_code == 0, ran.output
+    output = commands.run(command.main, *BOTH, "--name", "here")
     assert signal.getsignal(signal.SIGTERM) is before
     for ratio in ("3.00×", "4.00×"):
-        assert f"{ratio}  micro  60+2x50" in ran.output
-        assert f"{ratio}  tiny   60+2x50" in ran.output
-    assert "gate green: micro 60+2x50: 100 rows" in ran.output
-    lines = [json.loads(line) for line in (tmp_path / "here.jsonl").read_text().splitlines()]
+        assert f"{ratio}  micro  60+2x50" in output
+        assert f"{ratio}  tiny   60+2x50" in output
+    assert "gate green: micro 60+2x50: 100 rows" in output
+    lines = commands.lines("here")
     assert len(lines) == 2 * 2 * 2 * 2
     assert {line["preset"] for line in lines} == {"micro", "tiny"}
     assert lines[0]["gate"]["micro 60+2x50"]["rank_changes"] == 0
     assert (lines[0]["dtype"], lines[0]["text"]) == ("float32", False)
     assert {"commit", "dirty", "machine", "date", "command"} <= lines[0].keys()
-    assert (tmp_path / "here.png").exists()
 
 
 def test_red_gate_prints_no_figure_and_keeps_none(
-    app: typer.Typer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    commands: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def disagree(run: ModelRun) -> None:
         measured(run)
         if run.preset == "tiny":
             raise GateError("tiny, 60+2x50: stock and extension disagree")
 
+    monkeypatch.setattr(command, "make_model", lambda preset, directory: directory)
     monkeypatch.setattr(ModelRun, "run", disagree)
-    ran = CliRunner().invoke(app, ["--preset", "micro", "--preset", "tiny"])
-    assert ran.exit_code == 1
-    assert "No figures: tiny, 60+2x50: stock and extension disagree" in ran.output
-    assert "×" not in ran.output
-    assert list(tmp_path.iterdir()) == []
+    output = commands.run(command.main, *BOTH, status=1)
+    assert "No figures: tiny, 60+2x50: stock and extension disagree" in output
+    assert "×" not in output
+    assert not commands.results.exists()
 
 
 @pytest.mark.parametrize(

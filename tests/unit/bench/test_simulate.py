@@ -1,44 +1,22 @@
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
-import pytest
-import typer
-from typer.testing import CliRunner
-
 from bench import simulate
 from bench.simulation.traffic import LENGTHS
 from bench.simulation.variants import VARIANTS
+from tests.unit.bench.commands import Commands
 
 
-@pytest.fixture
-def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    directory = tmp_path / "results"
-    monkeypatch.setattr("bench.command.RESULTS", directory)
-    return directory
-
-
-def _run(*arguments: str) -> str:
-    app = typer.Typer()
-    app.command()(simulate.main)
-    result = CliRunner().invoke(app, ["--requests", "100", *arguments])
-    assert result.exit_code == 0, result.output
-    return result.output
-
-
-def test_appends_records_and_draws_the_plot(results: Path) -> None:
+def test_appends_records_and_draws_the_plot(commands: Commands) -> None:
     options = ("--load", "0.5", "--shared", "0.3", "--launch-ms", "2", "--name", "two")
     for _ in range(2):
-        output = _run(*options)
+        output = commands.run(simulate.main, "--requests", "100", *options)
         assert "30% of the requests" in output
         for variant in VARIANTS:
             assert sum(f" {variant.name} " in line for line in output.splitlines()) == 1
-    lines = [json.loads(line) for line in (results / "two.jsonl").read_text().splitlines()]
+    lines = commands.lines("two")
     assert len(lines) == 2 * len(VARIANTS)
     first = lines[0]
     assert first["cost"] == {"launch_ms": 2.0, "ms_per_token": 0.0025, "ms_per_row": 0.0}
     assert first["shared"] == 0.3
     assert list(first["class_slowdown"]) == [str(length) for length in LENGTHS]
     assert {"commit", "machine", "seed", "requests", "cache"} <= set(first)
-    assert (results / "two.png").read_bytes().startswith(b"\x89PNG\r\n")

@@ -1,18 +1,15 @@
 from __future__ import annotations
 
-import json
 import os
 from contextlib import nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from bench.fleet import latency
 from bench.fleet.latency_report import ALONE, LatencyResult, added
+from tests.unit.bench.commands import Commands
 from tests.unit.bench.stand_in import StandIn
 
 
@@ -24,7 +21,7 @@ class Routers:
 
 
 def test_subjects_take_turns_and_are_recorded(
-    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, commands: Commands
 ) -> None:
     started: list[tuple[Any, ...]] = []
 
@@ -36,23 +33,17 @@ def test_subjects_take_turns_and_are_recorded(
     monkeypatch.setattr(latency, "engine", lambda *_: nullcontext(engine))
     monkeypatch.setattr(latency, "scheduler_apart", lambda _pids: nullcontext())
     monkeypatch.setattr(latency, "router", router)
-    monkeypatch.setattr("bench.command.RESULTS", tmp_path)
-    app = typer.Typer()
-    app.command()(latency.main)
-    sizes = ["--preset", "micro", "--shape", "3+2x4", "--seconds", "0", "--turns", "2"]
-    result = CliRunner().invoke(app, sizes)
-    assert result.exit_code == 0, result.output
+    sizes = ("--preset", "micro", "--shape", "3+2x4", "--seconds", "0", "--turns", "2")
+    output = commands.run(latency.main, *sizes)
     assert started == [([stand_in.port],), ([stand_in.port], 2)]
-    assert "gate green: behind 2 routers: " in result.output
-    file = tmp_path / "fleet-latency.jsonl"
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert "gate green: behind 2 routers: " in output
+    lines = commands.lines("fleet-latency")
     subjects = [ALONE, "behind a router", "behind 2 routers"]
     wanted = [each for turn in (subjects, subjects[::-1]) for each in turn for _ in range(2)]
     assert [each["subject"] for each in lines] == wanted
     assert [bool(each["rate_per_s"]) for each in lines] == [True, False] * 6
     assert all((each["router_cpu_ms"] > 0) <= (each["subject"] != ALONE) for each in lines)
     assert {"commit", "machine", "gate"} <= set(lines[0])
-    assert (tmp_path / "fleet-latency.png").read_bytes().startswith(b"\x89PNG")
 
 
 def _result(subject: str, turn: int, p50_ms: float, *, most: bool = False) -> LatencyResult:

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -10,6 +8,7 @@ from bench.moe.replay import WAYS, replay
 from bench.moe.routing import Forward, recorded
 from bench.moe.shapes import SHAPES, Shape
 from sglang_prefill_ext.moe.blocks import padded_rows
+from tests.unit.bench.commands import Commands
 
 QWEN3 = SHAPES[0]
 
@@ -34,15 +33,12 @@ def test_an_outcome_counts_what_was_chosen() -> None:
 
 
 def test_the_command_writes_what_it_prints(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    commands: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bench.command.RESULTS", tmp_path)
     monkeypatch.setattr(command, "decision_us", lambda: 1.5)
-    command.main(tokens=[128], forwards=2, seed=0, name="some")
-    printed = capsys.readouterr().out
+    options = ("--tokens", "128", "--forwards", "2", "--name", "some")
+    printed = commands.run(command.main, *options)
     assert all(shape.name in printed for shape in SHAPES)
     assert "1.5 us a layer" in printed
-    lines = (tmp_path / "some.jsonl").read_text().splitlines()
     lengths = sum(len({f.tokens for f in recorded(s.experts, s.top_k)}) for s in SHAPES)
-    assert len(lines) == len(WAYS) * (2 * len(SHAPES) + lengths) + 1
-    assert (tmp_path / "some.png").stat().st_size > 10_000
+    assert len(commands.lines("some")) == len(WAYS) * (2 * len(SHAPES) + lengths) + 1
