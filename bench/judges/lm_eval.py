@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +107,8 @@ def read_output(directory: Path) -> Opinion:
     """Read what lm-eval wrote: the log-likelihood of every choice, and the accuracy."""
     (samples,) = directory.rglob("samples_*.jsonl")
     (results,) = directory.rglob("results_*.json")
-    lines = [json.loads(line) for line in samples.read_text().splitlines()]
-    answers = [answer for line in sorted(lines, key=_doc_id) for (answer,) in line["resps"]]
+    lines = sorted(map(json.loads, samples.read_text().splitlines()), key=itemgetter("doc_id"))
+    answers = [answer for line in lines for (answer,) in line["resps"]]
     numbers = np.array([float(logprob) for logprob, _ in answers])
     greedy = sum(str(is_greedy) == "True" for _, is_greedy in answers)
     accuracy = json.loads(results.read_text())["results"][_TASK]["acc,none"]
@@ -120,8 +121,3 @@ def _relevance_question(query: Query, item: Item) -> dict[str, Any]:
         "choices": [YES_LABEL, NO_LABEL],
         "answer": int(relevance(query, item) == 0),
     }
-
-
-def _doc_id(line: dict[str, Any]) -> int:
-    doc_id: int = line["doc_id"]
-    return doc_id

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Annotated, Any
 
 import msgspec
@@ -79,11 +80,7 @@ def answer_body(wanted: RerankBody, scores: Sequence[Any]) -> bytes:
         if wanted.return_documents:
             row["document"] = wanted.documents[index]
         rows.append(row | {"index": index, "meta_info": None})
+    score = itemgetter("score")
     if wanted.top_n is not None:
-        return _ENCODER.encode(heapq.nlargest(wanted.top_n, rows, key=_score))
-    return _ENCODER.encode(sorted(rows, key=_score, reverse=True))
-
-
-def _score(row: dict[str, Any]) -> float:
-    score: float = row["score"]
-    return score
+        return _ENCODER.encode(heapq.nlargest(wanted.top_n, rows, key=score))
+    return _ENCODER.encode(sorted(rows, key=score, reverse=True))
