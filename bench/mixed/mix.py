@@ -93,8 +93,8 @@ class MixResult:
 class Slowdowns:
     """Figures of the requests after the warm-up; see `MixResult`."""
 
-    mean: float
-    by_length: dict[int, float]
+    mean_slowdown: float
+    length_slowdown: dict[int, float]
     longest_p99_ms: float
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from bench.floor import ModelShape
 from bench.http_client import LoadError, post_bytes
@@ -116,9 +116,7 @@ class MixRun(Run[MixPlan, MixResult]):
                 requests=seen.sent,
                 requests_per_s=seen.requests_per_s,
                 idle_ms=idle_ms,
-                mean_slowdown=figures.mean,
-                length_slowdown=figures.by_length,
-                longest_p99_ms=figures.longest_p99_ms,
+                **asdict(figures),
                 requests_per_forward=shared,
                 generator_cpu_share=seen.generator_cpu_s / seen.seconds,
             )

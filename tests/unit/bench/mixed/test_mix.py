@@ -54,8 +54,8 @@ def test_slowdown_is_over_the_same_length_alone() -> None:
     mix = _mix([0, 0, 1, 0, 1, 0, 1, 0, 1, 0])
     latency_ms = [1e6, 4.0, 40.0, 4.0, 40.0, 4.0, 40.0, 4.0, 80.0, 4.0]
     seen = slowdowns(mix, latency_ms, {10: 2.0, 100: 20.0})
-    assert seen.by_length == {10: 2.0, 100: pytest.approx(10 / 4)}
-    assert seen.mean == pytest.approx((5 * 2 + 10) / 9)
+    assert seen.length_slowdown == {10: 2.0, 100: pytest.approx(10 / 4)}
+    assert seen.mean_slowdown == pytest.approx((5 * 2 + 10) / 9)
     assert seen.longest_p99_ms == pytest.approx(np.percentile([40, 40, 40, 80], 99))
 
 
@@ -65,8 +65,8 @@ def test_an_equal_slowdown_is_everybodys(classes: list[int], factor: float) -> N
     idle_ms = {10: 3.0, 100: 30.0}
     latency_ms = [factor * idle_ms[(10, 100)[number]] for number in mix.length_class]
     seen = slowdowns(mix, latency_ms, idle_ms)
-    assert seen.mean == pytest.approx(factor)
-    assert list(seen.by_length.values()) == pytest.approx([factor, factor])
+    assert seen.mean_slowdown == pytest.approx(factor)
+    assert list(seen.length_slowdown.values()) == pytest.approx([factor, factor])
 
 
 def test_a_length_that_only_warms_up_is_an_error() -> None:
