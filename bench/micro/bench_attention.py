@@ -24,10 +24,10 @@ import numpy as np
 import torch
 import typer
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from bench.drawing import new_table
 from bench.record import append, run_context
 from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.attention.shared_prefix import PackedAttention
@@ -179,9 +179,8 @@ def main(
             for preset, heads in HEADS.items()
             for shape, (prefix, lens) in shapes().items()
         ]
-    table = Table(title=f"us per layer, {threads} thread(s)")
-    for column in ("model", "shape", *results[0].us):
-        table.add_column(column, justify="left" if column in ("model", "shape") else "right")
+    words = ("model", "shape")
+    table = new_table(f"us per layer, {threads} thread(s)", *words, *results[0].us, left=words)
     for result in results:
         table.add_row(result.preset, result.shape, *map(str, result.us.values()))
     Console(width=100).print(table)
