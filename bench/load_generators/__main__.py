@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from bench.command import Bench
-from bench.load_generators.loads import require_tools
 from bench.load_generators.session import GeneratorRun
 from bench.load_generators.tools import require
 from bench.load_generators.wires import Wire
@@ -15,7 +15,8 @@ from bench.options import Alternations, Loads, Name, Preset, Seed, Shapes
 from bench.score.plan import PATHS
 from bench.score.plot import save_plot
 from bench.score.report import closed_table, compare_paths, open_table
-from bench.workloads import Shape, closed_first, parse_load
+from bench.workloads import Load, OpenLoop, Shape, closed_first, parse_load
+from sglang_prefill_ext.errors import ConfigError
 
 
 def main(
@@ -53,6 +54,16 @@ def main(
     bench.record(run.results, **facts)
     save_plot(bench.picture, comparisons, bench.title)
     bench.say_written()
+
+
+def require_tools(loads: Sequence[Load], wires: Sequence[Wire]) -> None:
+    """Check that there is a tool for every load on every wire.
+
+    Raises:
+        ConfigError: an open loop over gRPC, which h2load does not make.
+    """
+    if Wire.GRPC in wires and any(isinstance(load, OpenLoop) for load in loads):
+        raise ConfigError("h2load makes no open loop; leave out --wire grpc or the rate.")
 
 
 if __name__ == "__main__":

@@ -8,8 +8,7 @@ import grpc
 
 from bench.http_client import LoadError, post_bytes
 from bench.load import Window, closed_loop, run_loop
-from bench.load_generators.loads import ENDPOINT
-from bench.load_generators.wires import GRPC_METHOD, answer_body
+from bench.load_generators.wires import ENDPOINT, GRPC_METHOD, answer_body
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 
 _CLIENTS = 4

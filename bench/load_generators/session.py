@@ -11,10 +11,16 @@ from tokenizers import Tokenizer
 from bench.floor import ModelShape, operation_ratio
 from bench.http_client import LoadError
 from bench.load import Measurement
+from bench.load_generators import h2load, wrk
 from bench.load_generators.answers import grpc_answers, http_answers
-from bench.load_generators.loads import make_load
 from bench.load_generators.servers import Target, running
-from bench.load_generators.wires import Wire, grpc_messages, http_bodies
+from bench.load_generators.wires import (
+    ENDPOINT,
+    GRPC_METHOD,
+    Wire,
+    grpc_messages,
+    http_bodies,
+)
 from bench.record import Result
 from bench.score.plan import BEST_STOCK_ARGS, EXTENSION, QUIET_ARGS, STOCK
 from bench.score.score_gate import ScoreGate
@@ -98,14 +104,23 @@ class GeneratorRun:
     def _measure_load(self, target: Target, case: _Case, load: Load) -> None:
         rate = self._rate_of(load, case)
         packed_before = scheduled_requests(target.http)
-        port = target.port(case.wire)
-        seen = make_load(case.wire, port, case.bodies, load, rate or 0.0, self.seconds)
+        seen = self._loaded(target.port(case.wire), case, load, rate)
         share = (scheduled_requests(target.http) - packed_before) / seen.sent
         if case.path == EXTENSION and share < 1:
             raise LoadError(f"{case.wire}: only {share:.0%} of the requests were packed")
         if case.path == STOCK and case.repeat == 0 and isinstance(load, ClosedLoop):
             self._stock_rates[case.shape, case.wire] = seen.requests_per_s
         self._keep(case, load, rate, min(share, 1.0), seen)
+
+    def _loaded(self, port: int, case: _Case, load: Load, rate: float | None) -> Measurement:
+        """Put a load on a server with the tool for its wire."""
+        if case.wire is Wire.GRPC:
+            assert isinstance(load, ClosedLoop)
+            return h2load.closed_loop(port, GRPC_METHOD, case.bodies, load.clients, self.seconds)
+        if isinstance(load, ClosedLoop):
+            return wrk.closed_loop(port, ENDPOINT, case.bodies, load.clients, self.seconds)
+        assert rate is not None
+        return wrk.open_loop(port, ENDPOINT, case.bodies, rate, self.seconds, seed=0)
 
     def _rate_of(self, load: Load, case: _Case) -> float | None:
         """Requests per second of an open loop; None for a closed loop."""

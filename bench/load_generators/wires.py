@@ -15,6 +15,7 @@ from sglang_prefill_ext.client.options import DEFAULT_OPTIONS
 from sglang_prefill_ext.client.requests import Request, plan_score
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 
+ENDPOINT = "/v1/score"
 GRPC_METHOD = "/prefill_ext.v1.Prefill/Score"
 
 

@@ -23,8 +23,8 @@ from bench.decode.plan import ALONE, OPEN, SATURATED, DecodePlan
 from bench.decode.session import DecodeRun
 from bench.http_client import LoadError, post_bytes
 from bench.load import Measurement, Window, run_loop
-from bench.load_generators import loads
 from bench.load_generators import servers as generator_servers
+from bench.load_generators import wrk
 from bench.load_generators.session import GeneratorRun
 from bench.load_generators.wires import Wire, http_bodies
 from bench.mixed import session as mixed_session
@@ -253,8 +253,8 @@ def python_arrivals(
 def generators(
     model: Path, started: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> GeneratorRun:
-    monkeypatch.setattr(loads.wrk, "closed_loop", python_loop)
-    monkeypatch.setattr(loads.wrk, "open_loop", python_arrivals)
+    monkeypatch.setattr(wrk, "closed_loop", python_loop)
+    monkeypatch.setattr(wrk, "open_loop", python_arrivals)
     return GeneratorRun(model, [SHAPE], [Wire.IDS], LOADS, 0.0, front_ends=1)
 
 

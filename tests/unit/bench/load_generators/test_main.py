@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.load_generators.loads import require_tools
+from bench.load_generators.__main__ import require_tools
 from bench.load_generators.wires import Wire
 from bench.workloads import ClosedLoop, OpenLoop
 from sglang_prefill_ext.errors import ConfigError
