@@ -1,14 +1,26 @@
-"""Run the commands of benchmarks, and read what they write."""
+"""Run the commands of benchmarks, and read what they write and print."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import typer
+from rich.console import Console
+from rich.table import Table
 from typer.testing import CliRunner
+
+from bench.command import FILE_WIDTH
+
+
+def printed(table: Table) -> str:
+    """A table as it is printed to a file."""
+    console = Console(width=FILE_WIDTH, file=StringIO(), record=True)
+    console.print(table)
+    return console.export_text()
 
 
 class Commands(NamedTuple):

@@ -6,8 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ from bench import __main__ as command
 from bench.gate import Agreement, GateError
 from bench.score.session import ModelRun
 from bench.workloads import Shape
+from tests.integration.support.client import wait_until
 from tests.unit.bench.commands import Commands
 from tests.unit.bench.results import result
 
@@ -113,10 +112,3 @@ def test_a_signal_ends_the_server_too(tmp_path: Path, number: int, status: int) 
     with pytest.raises(ProcessLookupError):
         os.kill(server, 0)
     assert list(temporary.iterdir()) == []
-
-
-def wait_until(done: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

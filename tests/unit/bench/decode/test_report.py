@@ -1,10 +1,6 @@
 from __future__ import annotations
 
-from io import StringIO
-
 import pytest
-from rich.console import Console
-from rich.table import Table
 
 from bench.decode.plan import ALONE, OPEN, SATURATED
 from bench.decode.report import (
@@ -14,6 +10,7 @@ from bench.decode.report import (
     phase_table,
 )
 from bench.score.plan import EXTENSION, STOCK
+from tests.unit.bench.commands import printed
 from tests.unit.bench.results import decode_result
 
 RESULTS = [
@@ -37,12 +34,6 @@ RESULTS = [
         ),
     )
 ]
-
-
-def _text(table: Table) -> str:
-    console = Console(width=120, file=StringIO(), record=True)
-    console.print(table)
-    return console.export_text()
 
 
 def test_ratios_pair_neighbouring_starts() -> None:
@@ -76,7 +67,7 @@ def test_an_aim_has_two_directions_or_none() -> None:
 
 
 def test_phases_show_medians_and_only_what_was_measured() -> None:
-    lines = _text(phase_table(RESULTS)).splitlines()
+    lines = printed(phase_table(RESULTS)).splitlines()
     (saturated,) = (line.split() for line in lines if "saturated" in line)
     # 38 tokens/s: the median of 40 and 36.
     assert saturated[:3] == ["saturated", "extension", "38"]

@@ -1,15 +1,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from io import StringIO
 
 import pytest
-from rich.console import Console
 
-from bench.mixed.mix import MixResult
 from bench.mixed.plan import FCFS
 from bench.mixed.report import longest_of_fcfs, mix_table
 from bench.score.plan import STOCK
+from tests.unit.bench.commands import printed
 from tests.unit.bench.results import mix_result
 
 RESULTS = [
@@ -20,13 +18,8 @@ RESULTS = [
 ]
 
 
-def _lines(results: list[MixResult]) -> list[str]:
-    console = Console(width=120, file=StringIO(), record=True)
-    console.print(mix_table(results))
-    return [line for line in console.export_text().splitlines() if "95% of" in line]
-
-
 def test_longest_is_compared_under_the_same_load() -> None:
     assert longest_of_fcfs(RESULTS[2], RESULTS) == pytest.approx(1.05)
     assert longest_of_fcfs(RESULTS[3], RESULTS[:3]) is None
-    assert _lines(RESULTS[:1])[0].split()[-1] == "-"
+    (line,) = (each for each in printed(mix_table(RESULTS[:1])).splitlines() if "95% of" in each)
+    assert line.split()[-1] == "-"

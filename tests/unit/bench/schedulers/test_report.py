@@ -1,13 +1,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
-from bench.command import FILE_WIDTH
 from bench.schedulers.report import (
     measured_table,
     model_table,
@@ -15,6 +12,7 @@ from bench.schedulers.report import (
     save_schedulers_plot,
 )
 from bench.schedulers.session import SchedulersResult
+from tests.unit.bench.commands import printed
 
 ONE = SchedulersResult(
     preset="micro",
@@ -47,9 +45,7 @@ RESULTS = [STOCK, ONE, TWO]
 
 
 def lines(table: Table) -> list[list[str]]:
-    console = Console(width=FILE_WIDTH, file=StringIO(), record=True)
-    console.print(table)
-    return [line.split() for line in console.export_text().splitlines() if line.strip()]
+    return [line.split() for line in printed(table).splitlines() if line.strip()]
 
 
 def test_rates_are_over_that_of_one_scheduler() -> None:

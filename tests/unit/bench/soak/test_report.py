@@ -2,10 +2,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.console import Console
-
 from bench.soak.report import save_soak_plot, soak_table
 from bench.soak.windows import SoakWindow, Verdict
+from tests.unit.bench.commands import printed
 
 WINDOWS = [
     SoakWindow(5.0, 100.0, 3.5, 9.25, {"scheduler 1": 900.0, "tokenizer 2": 500.0}),
@@ -14,9 +13,7 @@ WINDOWS = [
 
 
 def test_the_table_has_both_ends_and_the_verdict() -> None:
-    console = Console(width=100, record=True)
-    console.print(soak_table(WINDOWS, Verdict(-0.021, 0.001, 7, 2)))
-    text = console.export_text()
+    text = printed(soak_table(WINDOWS, Verdict(-0.021, 0.001, 7, 2)))
     for words in ("100.0", "98.0", "1,400", "1,401", "-2.1%", "+0.1%", "7 pauses", "2 over 20 ms"):
         assert words in text
 
