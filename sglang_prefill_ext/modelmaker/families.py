@@ -1,7 +1,6 @@
 """What a model family is, and those that have no experts: pure data."""
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 MULTIPLIERS = {
@@ -21,57 +20,43 @@ class Family(NamedTuple):
     """One architecture in the shape that all families have here.
 
     Attributes:
-        summary: one line for people.
         model_type: the Hugging Face architecture name.
         more: configuration arguments beside the common shape.
     """
 
-    summary: str
     model_type: str
-    more: Mapping[str, Any] = MappingProxyType({})
+    more: Mapping[str, Any]
 
 
-DENSE: Mapping[str, Family] = MappingProxyType(
-    {
-        "qwen2": Family("Qwen2 family", "qwen2"),
-        "qwen3": Family("Qwen3 family", "qwen3"),
-        "llama": Family("Llama family", "llama"),
-        "mistral": Family("Mistral family, full attention", "mistral", {"sliding_window": None}),
-        "ministral3": Family("Ministral 3 family", "ministral3"),
-        "phi3": Family("Phi-3 and Phi-4 family", "phi3"),
-        "arcee": Family("Arcee family: an MLP without a gate", "arcee"),
-        "glm4": Family("GLM-4 family: norms after attention and MLP too", "glm4"),
-        "granite": Family("Granite family: scaled embeddings and logits", "granite", MULTIPLIERS),
-        "olmo2": Family("OLMo 2 family: norms after attention and MLP only", "olmo2"),
-        "stablelm": Family("StableLM family: part of a head has a position", "stablelm"),
-        "starcoder2": Family(
-            "StarCoder2 family: biases, layer norm", "starcoder2", {"sliding_window": None}
-        ),
-        "cohere": Family(
-            "Command R family: attention and MLP side by side",
-            "cohere",
-            {"tie_word_embeddings": True, "logit_scale": 0.8},
-        ),
-        "cohere2": Family(
-            "Command R7B family: every other layer with a sliding window of 32 tokens",
-            "cohere2",
-            {"tie_word_embeddings": True, "logit_scale": 0.8, **SLIDING},
-        ),
-        "gemma2": Family(
-            "Gemma 2: attention scores and logits have soft caps, every other layer a window",
-            "gemma2",
-            {
-                **SLIDING,
-                "attn_logit_softcapping": 5.0,
-                "query_pre_attn_scalar": 32,
-                "hidden_act": "gelu_pytorch_tanh",  # SGLang reads this older name too
-                "tie_word_embeddings": True,
-            },
-        ),
-        "gemma3": Family(
-            "Gemma 3 (text): every other layer with a window and a rotary base of its own",
-            "gemma3_text",
-            {**SLIDING, "query_pre_attn_scalar": 32, "tie_word_embeddings": True},
-        ),
-    }
-)
+def family(model_type: str, **more: Any) -> Family:
+    """See `Family`."""
+    return Family(model_type, more)
+
+
+DENSE: Mapping[str, Family] = {
+    "qwen2": family("qwen2"),
+    "qwen3": family("qwen3"),
+    "llama": family("llama"),
+    "mistral": family("mistral", sliding_window=None),
+    "ministral3": family("ministral3"),
+    "phi3": family("phi3"),
+    "arcee": family("arcee"),  # an MLP without a gate
+    "glm4": family("glm4"),  # norms after attention and MLP too
+    "granite": family("granite", **MULTIPLIERS),
+    "olmo2": family("olmo2"),  # norms after attention and MLP only
+    "stablelm": family("stablelm"),  # part of a head has a position
+    "starcoder2": family("starcoder2", sliding_window=None),  # biases, layer norm
+    # Attention and MLP side by side.
+    "cohere": family("cohere", tie_word_embeddings=True, logit_scale=0.8),
+    "cohere2": family("cohere2", tie_word_embeddings=True, logit_scale=0.8, **SLIDING),
+    "gemma2": family(
+        "gemma2",
+        **SLIDING,
+        attn_logit_softcapping=5.0,
+        query_pre_attn_scalar=32,
+        hidden_act="gelu_pytorch_tanh",  # SGLang reads this older name too
+        tie_word_embeddings=True,
+    ),
+    # Layers with a window have a rotary base of their own.
+    "gemma3": family("gemma3_text", **SLIDING, query_pre_attn_scalar=32, tie_word_embeddings=True),
+}

@@ -27,7 +27,6 @@ class Preset:
     """One model.
 
     Attributes:
-        summary: one line for people.
         model_type: the Hugging Face architecture name.
         shape: arguments of that architecture's configuration class.
         dtype: of the saved weights.
@@ -37,7 +36,6 @@ class Preset:
         encoder: whether it is an encoder, without a language model, with a tokenizer for it.
     """
 
-    summary: str
     model_type: str
     shape: Mapping[str, Any]
     dtype: str = "float32"
@@ -77,53 +75,29 @@ _BERT = _shape(
 _XLM_ROBERTA = {**_BERT, "max_position_embeddings": 514, "type_vocab_size": 1}
 
 
-def _encoder(summary: str, model_type: str, classes: int = 0) -> Preset:
-    shape = {"bert": _BERT, "xlm-roberta": _XLM_ROBERTA}[model_type]
-    return Preset(summary, model_type, shape, classes=classes, encoder=True)
-
-
 ENCODERS: Mapping[str, Preset] = {
-    "bert": _encoder("BERT, an embedding of the first token", "bert"),
-    "bert-reranker": _encoder("BERT, a cross encoder of query and document", "bert", 1),
-    "bert-classifier": _encoder("BERT with a head of three classes", "bert", 3),
-    "xlm-roberta": _encoder("XLM-RoBERTa, an embedding of the first token", "xlm-roberta"),
-    "xlm-roberta-reranker": _encoder("XLM-RoBERTa, a cross encoder", "xlm-roberta", 1),
+    "bert": Preset("bert", _BERT, encoder=True),
+    "bert-reranker": Preset("bert", _BERT, classes=1, encoder=True),
+    "bert-classifier": Preset("bert", _BERT, classes=3, encoder=True),
+    "xlm-roberta": Preset("xlm-roberta", _XLM_ROBERTA, encoder=True),
+    "xlm-roberta-reranker": Preset("xlm-roberta", _XLM_ROBERTA, classes=1, encoder=True),
 }
 
 FAMILIES = {**DENSE, **MIXTURES}
 
-_THREE = "with a head of three classes"
-
 PRESETS: Mapping[str, Preset] = {
-    "micro": Preset(
-        "Qwen3, one layer, hidden 64: the least work per token, shows host overhead",
-        "qwen3",
-        _shape(hidden=64, layers=1, intermediate=128),
-    ),
-    "tiny": Preset(
-        "Qwen3, four layers, hidden 256: the smallest model whose layers cost something",
-        "qwen3",
-        _shape(hidden=256, layers=4, heads=8, kv_heads=4, intermediate=704),
-    ),
-    **{
-        name: Preset(family.summary, family.model_type, _shape(**family.more))
-        for name, family in FAMILIES.items()
-    },
-    "classifier": Preset(f"Qwen3 {_THREE}", "qwen3", _shape(), classes=3),
-    "classifier-qwen2": Preset(f"Qwen2 {_THREE}", "qwen2", _shape(), classes=3),
-    "classifier-llama": Preset(f"Llama {_THREE}", "llama", _shape(), classes=3),
-    "reranker": Preset(
-        "Qwen3 that SGLang serves as a reranker: it is asked for yes or no",
-        "qwen3",
-        _shape(),
-        reranker=True,
-    ),
+    # The least work per token, which shows the work of the host.
+    "micro": Preset("qwen3", _shape(hidden=64, layers=1, intermediate=128)),
+    # The smallest model whose layers cost something.
+    "tiny": Preset("qwen3", _shape(hidden=256, layers=4, heads=8, kv_heads=4, intermediate=704)),
+    **{name: Preset(each.model_type, _shape(**each.more)) for name, each in FAMILIES.items()},
+    "classifier": Preset("qwen3", _shape(), classes=3),
+    "classifier-qwen2": Preset("qwen2", _shape(), classes=3),
+    "classifier-llama": Preset("llama", _shape(), classes=3),
+    "reranker": Preset("qwen3", _shape(), reranker=True),
     **ENCODERS,
-    "mistral-sliding": Preset(
-        "Mistral with a sliding window", "mistral", _shape(sliding_window=WINDOW)
-    ),
-    "qwen3-0.6b": Preset(
-        "the true shape of Qwen3-0.6B",
+    "mistral-sliding": Preset("mistral", _shape(sliding_window=WINDOW)),
+    "qwen3-0.6b": Preset(  # the true shape
         "qwen3",
         _shape(
             hidden=1024,
@@ -141,7 +115,6 @@ PRESETS: Mapping[str, Preset] = {
         weights="default",
     ),
     "ranker": Preset(
-        "Qwen3, trained to answer whether an item of the synthetic catalogue fits a query",
         "qwen3",
         _shape(layers=3, heads=8, kv_heads=4, intermediate=128),
         weights="trained",
