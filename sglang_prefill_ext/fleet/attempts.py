@@ -9,13 +9,14 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from sglang_prefill_ext.attach.carrier import PartAnswer
 from sglang_prefill_ext.errors import EngineUnavailableError
 from sglang_prefill_ext.fleet.loads import NO_ENGINE, Loads
 from sglang_prefill_ext.fleet.planning.cost import RowCosts, Rows
 from sglang_prefill_ext.fleet.planning.planner import ReplicaState
+from sglang_prefill_ext.fleet.replica import Replica
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows, to_bytes
 from sglang_prefill_ext.wire.parts import take_rows
@@ -31,18 +32,6 @@ _NAMED = (*_AGAIN, Status.ABORTED, Status.EXPIRED)
 
 _LOOK_S = 0.2
 """How often it is checked whether an unanswered part is late."""
-
-
-class Carrier(Protocol):
-    """Reaches one engine."""
-
-    async def ask(self, body: bytes, options: RequestOptions) -> PartAnswer:
-        """Have rows served.
-
-        Raises:
-            EngineUnavailableError: there is no answer.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,15 +73,15 @@ class Attempts:
     """Has parts served, each by at most two replicas.
 
     Args:
-        carriers: by replica; has all that `loads` has.
+        replicas: has all that `loads` has.
 
     Attributes:
         counts: of `parts` that were sent, `retried` and `asked_twice`, and of requests.
     """
 
-    def __init__(self, carriers: Mapping[str, Carrier], loads: Loads) -> None:
+    def __init__(self, replicas: Mapping[str, Replica], loads: Loads) -> None:
         self.counts: Counter[str] = Counter()
-        self._carriers = carriers
+        self._replicas = replicas
         self._loads = loads
         self._own_tokens: Counter[str] = Counter()
 
@@ -110,7 +99,7 @@ class Attempts:
         def begin(replica: str, state: ReplicaState) -> None:
             tried.append(replica)
             attempt = self._send(part, replica, state)
-            task = asyncio.ensure_future(self._carriers[replica].ask(part.body, options))
+            task = asyncio.ensure_future(self._replicas[replica].ask(part.body, options))
             running[task] = attempt
 
         if first not in self._loads:  # it has gone since this was planned

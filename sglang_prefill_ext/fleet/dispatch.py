@@ -8,10 +8,11 @@ import time
 from collections.abc import Mapping
 
 from sglang_prefill_ext.errors import DeadlineExceededError, EngineUnavailableError
-from sglang_prefill_ext.fleet.attempts import Attempts, Carrier, Choice, RowsPart
+from sglang_prefill_ext.fleet.attempts import Attempts, Choice, RowsPart
 from sglang_prefill_ext.fleet.loads import NO_ENGINE, Loads
 from sglang_prefill_ext.fleet.planning.cost import RowCosts
 from sglang_prefill_ext.fleet.planning.planner import allowed_extra_work, plan
+from sglang_prefill_ext.fleet.replica import Replica
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.worker import within
 from sglang_prefill_ext.shared_device.balance import Homes
@@ -31,16 +32,16 @@ class Dispatcher:
     """Serves packed requests by the replicas of `loads`.
 
     Args:
-        carriers: by replica; has all that `loads` has.
+        replicas: has all that `loads` has.
         extra_work: most extra work of a division, as a share of the request's; None leaves it to
             how busy the fleet is.
     """
 
     def __init__(
-        self, carriers: Mapping[str, Carrier], loads: Loads, extra_work: float | None = None
+        self, replicas: Mapping[str, Replica], loads: Loads, extra_work: float | None = None
     ) -> None:
         self.loads = loads
-        self.attempts = Attempts(carriers, loads)
+        self.attempts = Attempts(replicas, loads)
         self._extra_work = extra_work
         self._homes: Homes[frozenset[str]] = Homes()
 
