@@ -25,7 +25,11 @@ from sglang_prefill_ext.process.supervisor import supervise
 logger = logging.getLogger(__name__)
 
 _DEFAULTS = Settings()
-_ON_RAY = "Engines on Ray"
+
+
+def _ray(text: str, *, least: float | None = None) -> Any:
+    """An option of engines on Ray."""
+    return typer.Option(help=text, min=least, rich_help_panel="Engines on Ray")
 
 
 def fleet(
@@ -71,60 +75,28 @@ def fleet(
         ),
     ] = _DEFAULTS.keep_alive_s,
     model_path: Annotated[
-        str,
-        typer.Option(
-            help="Start engines of this model on Ray. Flags of sglang serve are passed on.",
-            rich_help_panel=_ON_RAY,
-        ),
+        str, _ray("Start engines of this model on Ray. Flags of sglang serve are passed on.")
     ] = "",
     replicas: Annotated[
-        str,
-        typer.Option(
-            help="Number of engines, or a range such as 1-8 by load; 0 ends the fleet.",
-            rich_help_panel=_ON_RAY,
-        ),
+        str, _ray("Number of engines, or a range such as 1-8 by load; 0 ends the fleet.")
     ] = "1",
     address: Annotated[
-        str,
-        typer.Option(
-            help="Ray cluster to join: auto or host:6379. Default: a new one on this machine.",
-            rich_help_panel=_ON_RAY,
-        ),
+        str, _ray("Ray cluster to join: auto or host:6379. Default: a new one on this machine.")
     ] = "",
-    cpus_per_replica: Annotated[
-        float, typer.Option(min=0, help="CPU cores of an engine.", rich_help_panel=_ON_RAY)
-    ] = 1.0,
+    cpus_per_replica: Annotated[float, _ray("CPU cores of an engine.", least=0)] = 1.0,
     target_tokens: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="With a range: outstanding tokens that an engine should have.",
-            rich_help_panel=_ON_RAY,
-        ),
+        int, _ray("With a range: outstanding tokens that an engine should have.", least=1)
     ] = 65536,
     scale_up_s: Annotated[
-        float,
-        typer.Option(
-            min=0, help="Seconds for which more engines must be needed.", rich_help_panel=_ON_RAY
-        ),
+        float, _ray("Seconds for which more engines must be needed.", least=0)
     ] = 30.0,
     scale_down_s: Annotated[
-        float,
-        typer.Option(
-            min=0, help="Seconds for which fewer engines must be needed.", rich_help_panel=_ON_RAY
-        ),
+        float, _ray("Seconds for which fewer engines must be needed.", least=0)
     ] = 600.0,
     drain_s: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            help="Seconds that a leaving engine gets to finish its requests.",
-            rich_help_panel=_ON_RAY,
-        ),
+        float, _ray("Seconds that a leaving engine gets to finish its requests.", least=0)
     ] = 60.0,
-    router_nodes: Annotated[
-        int, typer.Option(min=1, help="Number of nodes with routers.", rich_help_panel=_ON_RAY)
-    ] = 1,
+    router_nodes: Annotated[int, _ray("Number of nodes with routers.", least=1)] = 1,
 ) -> None:
     """Run a router that divides requests over several engines.
 
