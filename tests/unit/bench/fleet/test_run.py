@@ -67,7 +67,7 @@ def test_extra_work_is_what_launches_and_prefixes_add() -> None:
     assert outcome("random", requests=50).extra_work == pytest.approx(0)
     found = outcome("split by count, 16", requests=50)
     traffic = draw_traffic(MANY, SCENARIOS["usual"], 0.7, 8, 50, 0)
-    a_part_s = RowCosts.of(60, [1]).part_s(SPEED) - RowCosts.of(0, [1]).rows_s(SPEED)[0]
+    a_part_s = RowCosts.of(60, [1]).part_s(SPEED) - SPEED.token_s - SPEED.pair_s
     added_s = (found.parts - 1) * 50 * a_part_s
     # Whole requests are over the budget of a forward, and so are launched several times.
     assert found.extra_work < added_s / traffic.whole_s.sum()

@@ -42,7 +42,8 @@ def test_the_prefix_is_charged_once_a_part_unless_it_is_cached() -> None:
     cached = costs.part_s(SPEED, rows, prefix_cached=True)
     prefix_s = 4 * 0.01 + 10 * 0.001
     assert cached == pytest.approx(fresh - prefix_s)
-    assert costs.part_s(SPEED) == pytest.approx(0.5 + prefix_s + costs.rows_s(SPEED).sum())
+    rows_s = costs.tokens.sum() * 0.01 + costs.pairs.sum() * 0.001
+    assert costs.part_s(SPEED) == pytest.approx(0.5 + prefix_s + rows_s)
 
 
 @pytest.mark.parametrize(("tokens", "launches"), [(100, 1), (101, 2), (250, 3)])
