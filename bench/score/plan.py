@@ -55,7 +55,6 @@ class Plan:
         extension_args: further flags of the second server.
         dtype: of the model in both servers; decides the gate's tolerance.
         text: send text instead of token ids.
-        seed: of requests and arrivals.
         stock_args: further flags of the first server; empty unless two extension servers are
             compared.
         stock_env: environment of the first server if it is another release.
@@ -76,7 +75,6 @@ class Plan:
     extension_args: tuple[str, ...]
     dtype: str = "float32"
     text: bool = False
-    seed: int = 0
     stock_args: tuple[str, ...] = ()
     stock_env: Mapping[str, str] = field(default_factory=dict)
     args_of_both: tuple[str, ...] = ()

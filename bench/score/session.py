@@ -45,7 +45,7 @@ class ModelRun(Run[Plan, Result]):
             LoadError: a server failed under load.
             ServerStartError: a server did not start.
         """
-        cases = make_cases(self.model, self.plan.shapes, text=self.plan.text, seed=self.plan.seed)
+        cases = make_cases(self.model, self.plan.shapes, text=self.plan.text)
         if self.plan.side_by_side:
             self._side_by_side(cases)
         else:
@@ -95,7 +95,7 @@ class ModelRun(Run[Plan, Result]):
         else:
             window = Window(self.plan.seconds, _MIN_REQUESTS)
             rate = load.requests_per_s(self._stock_rates.get(case.shape, 0.0))
-            arrivals = poisson_arrivals(rate, window, self.plan.seed)
+            arrivals = poisson_arrivals(rate, window, seed=0)
             seen = run_loop(open_loop(port, case.pool, arrivals))
         packed = packed_requests(port) - packed_before
         shape = str(case.shape)
