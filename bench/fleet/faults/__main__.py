@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,7 +11,6 @@ from bench.fleet.faults.plot import save_faults_plot
 from bench.fleet.faults.schedule import draw_faults
 from bench.fleet.faults.session import FaultsRun
 from bench.options import Name
-from sglang_prefill_ext.modelmaker import make_model
 
 _SHOWN = 20
 
@@ -33,13 +30,9 @@ def main(
     The exit status is 1 if an answer was wrong, lost or late, or if memory or work was kept.
     """
     bench = Bench("bench.fleet.faults", name)
-    with bench.no_figures_on_error(), tempfile.TemporaryDirectory(prefix="faults-") as directory:
-        logs = Path(directory)
-        make_model("reranker", logs / "reranker")
-        run = FaultsRun(
-            *(logs / "reranker", draw_faults(faults, minutes, seed), engines, routers),
-            *(clients, deadline_s, logs, bench.console.print),
-        )
+    with bench.measured_model("reranker") as (model, _):
+        drawn = draw_faults(faults, minutes, seed)
+        run = FaultsRun(model, drawn, engines, routers, clients, deadline_s, bench.console.print)
         result = run.run()
     for what, count in (*result.faults.items(), *result.errors.items()):
         bench.console.print(f"{count:5d} {what}")

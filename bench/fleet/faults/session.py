@@ -79,7 +79,7 @@ class FaultsRun:
     """One run on one model.
 
     Attributes:
-        model: directory of a decoder reranker, named as its preset.
+        model: directory of a decoder reranker, named as its preset; logs are written beside it.
         tell: told what happens, in a few words.
         unwanted: requests that were wrong, lost or late.
     """
@@ -90,7 +90,6 @@ class FaultsRun:
     routers: int
     clients: int
     deadline_s: float
-    logs: Path
     tell: Callable[[str], None]
     unwanted: list[Outcome] = field(default_factory=list)
 
@@ -106,7 +105,7 @@ class FaultsRun:
             wires = stack.enter_context(wires_to([each.port for each in engines]))
             urls = [f"http://127.0.0.1:{each.port}" for each in wires]
             flags = (*_ROUTER_ARGS, f"--processes={self.routers}")
-            log = self.logs / "faults-routers.log"
+            log = self.model.parent / "faults-routers.log"
             routers = stack.enter_context(running_routers(urls, *flags, log_path=log))
             require(lambda: len(routers.listening()) == self.routers, "some routers do not listen")
             asks = asks_of(engines[0].port)
@@ -132,7 +131,7 @@ class FaultsRun:
     @contextmanager
     def _engine(self, number: int) -> Iterator[LocalServer]:
         self.tell(f"starting engine {number + 1} of {self.engines}")
-        log = self.logs / f"faults-engine-{number}.log"
+        log = self.model.parent / f"faults-engine-{number}.log"
         with LocalServer(self.model, _ENGINE_ARGS, env=SINGLE_THREADED, log_path=log) as engine:
             engine.wait_settled()
             yield engine
