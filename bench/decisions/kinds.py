@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -112,20 +111,18 @@ def _logprobs(answer: Any) -> list[float]:
     return [value for meta in _meta(answer) for value, _, _ in meta["input_token_logprobs"][1:]]
 
 
-KINDS: Mapping[str, Kind] = MappingProxyType(
-    {
-        "embedding": Kind(
-            "/v1/embeddings",
-            ("--is-embedding",),
-            Prompts(1, 0, 8, 128),
-            _embedding_body,
-            _vectors,
-            counts_prompts=False,
-        ),
-        "token": Kind("/generate", (), Prompts(1, 0, 128, 128), _token_body, _tokens),
-        "logprobs": Kind("/generate", (), Prompts(50, 60, 20, 20), _logprobs_body, _logprobs),
-    }
-)
+KINDS: Mapping[str, Kind] = {
+    "embedding": Kind(
+        "/v1/embeddings",
+        ("--is-embedding",),
+        Prompts(1, 0, 8, 128),
+        _embedding_body,
+        _vectors,
+        counts_prompts=False,
+    ),
+    "token": Kind("/generate", (), Prompts(1, 0, 128, 128), _token_body, _tokens),
+    "logprobs": Kind("/generate", (), Prompts(50, 60, 20, 20), _logprobs_body, _logprobs),
+}
 
 
 def numbers_of(kind: Kind, body: bytes) -> np.ndarray:

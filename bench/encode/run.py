@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -65,7 +65,8 @@ def measure(
             found = ways[name](query, items)
             seconds[name].append(time.perf_counter() - start)
             wrong[name] += mismatches(rows_of(found), wanted)
-    _require_equal(wrong)
+    if differing := {name: count for name, count in wrong.items() if count}:
+        raise GateError(f"prompts whose ids are not stock's: {differing}")
     us = {name: median(each) * 1e6 / shape.items for name, each in seconds.items()}
     compared = len(requests) * shape.items
     return [
@@ -86,7 +87,8 @@ def compare_strings(plain: Plain, texts: TextEncoder, strings: Sequence[str]) ->
         per text in µs, stock's and the extension's.
     """
     wrong, stock_s, extension_s = 0, 0.0, 0.0
-    for chunk in _chunks(strings):
+    for begin in range(0, len(strings), _CHUNK):
+        chunk = strings[begin : begin + _CHUNK]
         start = time.perf_counter()
         found = texts.encode(chunk)
         middle = time.perf_counter()
@@ -120,13 +122,3 @@ def count_joined_mismatches(
         wrong += mismatches(ours, flat(plain(whole)))
         compared += len(items)
     return compared, wrong
-
-
-def _chunks(strings: Sequence[str]) -> Iterator[Sequence[str]]:
-    return (strings[at : at + _CHUNK] for at in range(0, len(strings), _CHUNK))
-
-
-def _require_equal(wrong: Mapping[str, int]) -> None:
-    differing = {name: count for name, count in wrong.items() if count}
-    if differing:
-        raise GateError(f"prompts whose ids are not stock's: {differing}")

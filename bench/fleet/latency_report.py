@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from bench.drawing import picture
@@ -76,12 +76,12 @@ def added(results: Sequence[LatencyResult]) -> list[Added]:
             Added(
                 shape=own[0].shape,
                 subject=subject,
-                p50_ms=_median(each.p50_ms for each in own),
-                p99_ms=_median(each.p99_ms for each in own),
-                more_p50_ms=_median(each.p50_ms - other.p50_ms for each, other in pairs),
-                more_p99_ms=_median(each.p99_ms - other.p99_ms for each, other in pairs),
-                requests_per_s=_median(each.requests_per_s for each in most),
-                router_cpu_ms=_median(each.router_cpu_ms for each in most),
+                p50_ms=median(each.p50_ms for each in own),
+                p99_ms=median(each.p99_ms for each in own),
+                more_p50_ms=median(each.p50_ms - other.p50_ms for each, other in pairs),
+                more_p99_ms=median(each.p99_ms - other.p99_ms for each, other in pairs),
+                requests_per_s=median(each.requests_per_s for each in most),
+                router_cpu_ms=median(each.router_cpu_ms for each in most),
             )
         )
     return found
@@ -90,10 +90,6 @@ def added(results: Sequence[LatencyResult]) -> list[Added]:
 def _at_part_load(results: Iterable[LatencyResult], subject: str) -> list[LatencyResult]:
     own = [each for each in results if each.subject == subject and each.rate_per_s]
     return sorted(own, key=lambda each: each.turn)
-
-
-def _median(values: Iterable[float]) -> float:
-    return statistics.median(list(values))
 
 
 def save_plot(path: Path, found: Sequence[Added], title: str) -> None:

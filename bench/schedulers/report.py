@@ -63,7 +63,7 @@ def save_schedulers_plot(path: Path, results: Sequence[SchedulersResult], title:
         shares = [0.05 * step for step in range(1, 61)]
         for number in (each.schedulers for each in results if each.schedulers > 1):
             for overlap, line in ((0.0, "-"), (1.0, "--")):
-                values = [gain(_costs(share), number, _machine(overlap)) for share in shares]
+                values = [_gain(number, share, overlap) for share in shares]
                 how = "side by side" if overlap else "in turn"
                 right.plot(shares, values, line, label=f"{number} schedulers, kernels {how}")
         right.set(xlabel="device time over Python time", ylabel="gain over one scheduler")
@@ -80,13 +80,11 @@ def off_by(results: Sequence[SchedulersResult]) -> Iterator[str]:
 
 
 def _gains(schedulers: int, share: float) -> str:
-    turn, beside = (gain(_costs(share), schedulers, _machine(overlap)) for overlap in (0.0, 1.0))
+    turn, beside = (_gain(schedulers, share, overlap) for overlap in (0.0, 1.0))
     return f"{turn:.2f}  {beside:.2f}"
 
 
-def _costs(device_over_python: float) -> Costs:
-    return Costs(python_s=1.0, device_s=device_over_python)
-
-
-def _machine(overlap: float) -> Machine:
-    return Machine(cores=1, overlap=overlap)
+def _gain(schedulers: int, share: float, overlap: float) -> float:
+    """Of a device that takes a share of the Python time."""
+    costs = Costs(python_s=1.0, device_s=share)
+    return gain(costs, schedulers, Machine(cores=1, overlap=overlap))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,34 +100,27 @@ def verdict_of(
     """
     part = max(1, len(windows) // _ENDS)
     first, last = windows[:part], windows[-part:]
+    memory_drifts = (
+        _drift(first, last, lambda window, process=process: window.memory_mib[process])
+        for process in first[0].memory_mib
+    )
     (pauses, long_wall, long_cpu) = (
         now - then for now, then in zip(_pauses(after), _pauses(before), strict=True)
     )
     return Verdict(
-        throughput_drift=_drift(
-            [window.requests_per_s for window in first], [window.requests_per_s for window in last]
-        ),
-        memory_drift=max(_memory_drifts(first, last), key=abs, default=0.0),
+        throughput_drift=_drift(first, last, lambda window: window.requests_per_s),
+        memory_drift=max(memory_drifts, key=abs, default=0.0),
         pauses=pauses,
         long_pauses=long_cpu,
         long_waits=long_wall - long_cpu,
     )
 
 
-def _memory_drifts(first: Sequence[SoakWindow], last: Sequence[SoakWindow]) -> list[float]:
-    """The memory drift of each process."""
-    return [
-        _drift(
-            [window.memory_mib[process] for window in first],
-            [window.memory_mib[process] for window in last],
-        )
-        for process in first[0].memory_mib
-    ]
-
-
-def _drift(first: Sequence[float], last: Sequence[float]) -> float:
-    start = statistics.mean(first)  # may be 0 in a short run on a busy machine
-    return statistics.mean(last) / start - 1.0 if start else math.inf
+def _drift(
+    first: Sequence[SoakWindow], last: Sequence[SoakWindow], value: Callable[[SoakWindow], float]
+) -> float:
+    start = statistics.mean(map(value, first))  # may be 0 in a short run on a busy machine
+    return statistics.mean(map(value, last)) / start - 1.0 if start else math.inf
 
 
 def _pauses(reports: Sequence[Mapping[str, Any]]) -> tuple[int, int, int]:
