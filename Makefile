@@ -83,7 +83,8 @@ doctor: setup
 
 # The Python code of the gRPC definition.
 proto: setup
-	$(BIN)/python -m sglang_prefill_ext.grpc_frontend.generate
+	$(BIN)/python -m grpc_tools.protoc --proto_path=. --python_out=. --pyi_out=. --grpc_python_out=. \
+	  sglang_prefill_ext/grpc_frontend/prefill.proto
 
 # Renews the locks, from our source and the installed SGLang, and the tables in docs/patches.md.
 lock: setup

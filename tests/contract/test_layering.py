@@ -66,7 +66,7 @@ LAYERS = {
     ),
     "grpc_frontend": Layer(
         "errors wire metrics process frontend attach",
-        "google grpc grpc_health grpc_reflection grpc_status grpc_tools msgspec numpy typer uvloop",
+        "google grpc grpc_health grpc_reflection grpc_status msgspec numpy typer uvloop",
         light=False,
     ),
     "client": Layer("errors frontend grpc_frontend", "google grpc httpx numpy rich tenacity typer"),
