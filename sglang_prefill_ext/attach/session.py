@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from functools import cached_property
 from typing import Any
 
 from sglang_prefill_ext.attach import messages
@@ -57,6 +56,7 @@ class Session:
             has_tokenizer=self.texts is not None,
             prefixes=repeated_prefixes(facts.config, caching=facts.caching),
         )
+        self.scoring, self.embedding = ScoreFrontend(self.path), EmbedFrontend(self.path)
         self._send = send
         self._sent: set[str] = set()
         self._stock: dict[str, asyncio.Future[messages.StockAnswer]] = {}
@@ -102,16 +102,6 @@ class Session:
         """End a call whose answer cannot be read, if the call is still waiting."""
         self.deliver(messages.RowsAnswer(rid, PackedResult(Status.FAILED, why)))
         self.deliver(messages.StockError(rid, 500, why))
-
-    @cached_property
-    def scoring(self) -> ScoreFrontend:
-        """The front end for scores."""
-        return ScoreFrontend(self.path)
-
-    @cached_property
-    def embedding(self) -> EmbedFrontend:
-        """The front end for vectors."""
-        return EmbedFrontend(self.path)
 
     # The `SchedulerLink`.
 
