@@ -113,15 +113,15 @@ class GrpcCarrier:
     ) -> Steps[AnswerT]:
         """Ask once; the errors are those of `PrefillClient`."""
         left_s = exchange.require_time(request, options, deadline)
-        call = grpc_call(request, options)
-        method = getattr(self._stub, call.method)
+        name, message, read = grpc_call(request, options)
+        method = getattr(self._stub, name)
         timeout_s = left_s if left_s < math.inf else None
         try:
-            answer = yield partial(method, call.message, timeout=timeout_s, metadata=self._metadata)
+            answer = yield partial(method, message, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             raise error_of(request.asked, error) from error
         try:
-            found: AnswerT = call.read(answer, request.items)
+            found: AnswerT = read(answer, request.items)
         except ValueError as error:
             raise UnexpectedAnswerError(
                 f"{request.asked}: the answer cannot be read ({error}). Items with different "

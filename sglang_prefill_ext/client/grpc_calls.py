@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -42,22 +41,14 @@ _FULL = "Concurrent RPC limit exceeded!"
 """gRPC's own message for a call beyond the server's `--max-calls`."""
 
 
-@dataclass(frozen=True, slots=True)
-class GrpcCall:
-    """One call.
-
-    Attributes:
-        method: of `prefill_ext.v1.Prefill`.
-        read: turns the answer and the number of items into what was asked for.
-    """
-
-    method: str
-    message: Any
-    read: Callable[[Any, int], Any]
-
-
-def grpc_call(request: Request[Any], options: Options) -> GrpcCall:
+def grpc_call(
+    request: Request[Any], options: Options
+) -> tuple[str, Any, Callable[[Any, int], Any]]:
     """Return the gRPC call that corresponds to an HTTP request.
+
+    Returns:
+        The method of `prefill_ext.v1.Prefill`, its message, and what turns the answer and the
+        number of items into what was asked for.
 
     Raises:
         RequestError: a text is no Unicode, or a number has more bits than its field.
@@ -75,7 +66,7 @@ def grpc_call(request: Request[Any], options: Options) -> GrpcCall:
             f"{request.asked}: gRPC cannot carry it ({error}). Send texts without lone surrogates, "
             "and numbers of 32 bits."
         ) from error
-    return GrpcCall(method, message, read)
+    return method, message, read
 
 
 def error_of(asked: str, error: Any) -> PrefillExtError:
