@@ -60,10 +60,10 @@ class MoeSource(StrEnum):
     DEVICE = "device"  # that of the forward itself; the device chooses between two blocks
 
 
-class KnownAnswers(StrEnum):
-    """Whether both paths are compared on a few known prompts at start."""
+class Switch(StrEnum):
+    """Whether something is done."""
 
-    ON = "on"  # and packed forwards are not used if they differ
+    ON = "on"
     OFF = "off"
 
 
@@ -74,13 +74,6 @@ class TokenizerChoice(StrEnum):
     HUGGINGFACE = "huggingface"
     FASTOKENS = "fastokens"
     GIGATOKEN = "gigatoken"  # its memory grows with every new word
-
-
-class PrefixSplice(StrEnum):
-    """Whether the text that prompts of a request share is encoded once."""
-
-    ON = "on"  # where this is proven for the tokenizer
-    OFF = "off"
 
 
 def _knob(default: Any, text: str, *, least: int = 1) -> Any:
@@ -168,8 +161,8 @@ class PrefillOnlyConfig:
         "The routing by which that block is chosen: history (of earlier forwards), or device (of "
         "the forward itself: two blocks are launched, and one of them computes).",
     )
-    known_answers: KnownAnswers = _knob(
-        KnownAnswers.ON,
+    known_answers: Switch = _knob(
+        Switch.ON,
         "on: compare packed forwards with SGLang's own on a few known prompts at start, and do "
         "not use them if they differ. off: do not compare.",
     )
@@ -179,8 +172,8 @@ class PrefillOnlyConfig:
         "auto (fastokens if installed and faster), huggingface, fastokens, or gigatoken (its "
         "memory grows with every new word).",
     )
-    prefix_splice: PrefixSplice = _knob(
-        PrefixSplice.ON,
+    prefix_splice: Switch = _knob(
+        Switch.ON,
         "on: encode the text that the prompts of a request share only once, where the ids are "
         "proven to be the same. off: encode every prompt as a whole.",
     )

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from sglang_prefill_ext.config import PrefillOnlyConfig, PrefixSplice
+from sglang_prefill_ext.config import PrefillOnlyConfig, Switch
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.texts.choice import Choice
 from sglang_prefill_ext.texts.comparison import same, splice_difference
@@ -112,7 +112,7 @@ class Ways:
         self, settings: dict[str, Any], config: PrefillOnlyConfig, copy: Encoder, added: list[str]
     ) -> Splice | None:
         doubt = unproven(settings)
-        if config.prefix_splice == PrefixSplice.OFF:
+        if config.prefix_splice == Switch.OFF:
             self.why_no_splice = "turned off"
         elif doubt:
             self.why_no_splice = f"not proven: {doubt}"

@@ -21,7 +21,7 @@ from sglang_prefill_ext.border.model.vector_models import model_of
 from sglang_prefill_ext.border.scheduler.ask_both_paths import compare_paths, report
 from sglang_prefill_ext.border.scheduler.packed_work import RuntimeSetup, answering
 from sglang_prefill_ext.border.scheduler.radix import prefix_cache_of, room_in, shares_prefixes
-from sglang_prefill_ext.config import KnownAnswers, PrefillOnlyConfig
+from sglang_prefill_ext.config import PrefillOnlyConfig, Switch
 from sglang_prefill_ext.forward.attention_choice import resolve_attention, way_of_all_ranks
 from sglang_prefill_ext.forward.calibration import Calibration, calibrate
 from sglang_prefill_ext.forward.device import require_usable
@@ -157,7 +157,7 @@ def _tried(
     compile_ahead(executor, measured.budget, slots)
     STARTUP.mark("rehearsal")
     check = None
-    if config.known_answers is KnownAnswers.ON:
+    if config.known_answers is Switch.ON:
         usable = partial(require_usable, model.device, _ranks(scheduler))
         check = compare_paths(scheduler, model, executor, measured.budget, slots, agree, usable)
         STARTUP.mark("known_answers")

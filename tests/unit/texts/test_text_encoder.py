@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_prefill_ext.config import PrefillOnlyConfig, PrefixSplice, TokenizerChoice
+from sglang_prefill_ext.config import PrefillOnlyConfig, Switch, TokenizerChoice
 from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.texts import choice, ways
@@ -205,9 +205,7 @@ def test_a_long_text_without_a_cut_is_not_repeated_for_ever(
 
 
 def test_splicing_can_be_turned_off() -> None:
-    config = PrefillOnlyConfig(
-        tokenizer=TokenizerChoice.HUGGINGFACE, prefix_splice=PrefixSplice.OFF
-    )
+    config = PrefillOnlyConfig(tokenizer=TokenizerChoice.HUGGINGFACE, prefix_splice=Switch.OFF)
     encoder, plain, metrics = made(config=config)
     joined = encoder.encode_joined("a b c", ITEMS, item_first=False)
     assert whole(joined, False) == plain(["a b c" + item for item in ITEMS])
