@@ -16,9 +16,3 @@ def test_a_reason_travels_as_its_word() -> None:
         assert StockReason(str(reason)) is reason
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(reason), type=StockReason) is reason
         assert pickle.loads(pickle.dumps(reason)) is deepcopy(reason) is reason
-
-
-def test_a_reason_says_what_it_means() -> None:
-    for reason in StockReason:
-        assert reason.meaning, reason
-        assert not reason.meaning.endswith("."), reason
