@@ -33,15 +33,19 @@ Method = Literal["score", "embed", "classify"]
 Ask = Callable[..., Any]
 
 
-def ask_threads(url: str, method: Method, *args: Any, settings: Any = None, **kwargs: Any) -> Any:
+def ask_threads(
+    url: str, method: Method, *args: Any, settings: Any = None, times: int = 1, **kwargs: Any
+) -> Any:
     with PrefillClient(url, **{"retries": QUICK, **(settings or {})}) as client:
-        return getattr(client, method)(*args, **kwargs)
+        return [getattr(client, method)(*args, **kwargs) for _ in range(times)][-1]
 
 
-def ask_asyncio(url: str, method: Method, *args: Any, settings: Any = None, **kwargs: Any) -> Any:
+def ask_asyncio(
+    url: str, method: Method, *args: Any, settings: Any = None, times: int = 1, **kwargs: Any
+) -> Any:
     async def ask() -> Any:
         async with AsyncPrefillClient(url, **{"retries": QUICK, **(settings or {})}) as client:
-            return await getattr(client, method)(*args, **kwargs)
+            return [await getattr(client, method)(*args, **kwargs) for _ in range(times)][-1]
 
     return asyncio.run(ask())
 
@@ -252,30 +256,13 @@ SAYS = {"x-prefill-only-arrays": "int32"}
 IDS = ([1, 2], [[3], [4, 5]], [1, 2])
 
 
-def ids_twice(client_of: Literal["sync", "async"], url: str, times: int) -> None:
-    """Send the same request twice by one client, one after the other."""
-    if client_of == "sync":
-        with PrefillClient(url) as client:
-            for _ in range(times):
-                client.score(*IDS)
-        return
-
-    async def ask() -> None:
-        async with AsyncPrefillClient(url) as client:
-            for _ in range(times):
-                await client.score(*IDS)
-
-    asyncio.run(ask())
-
-
-@pytest.mark.parametrize("client_of", ["sync", "async"])
 def test_token_ids_go_as_arrays_to_a_server_that_says_it_reads_them(
-    stand_in: StandIn, client_of: Literal["sync", "async"]
+    ask: Ask, stand_in: StandIn
 ) -> None:
     scores = json.dumps(answer("/v1/score", {"items": IDS[1], "return_token_logprobs": False}))
     refusal = Reply(400, '{"message": "Input should be a valid string"}')
     stand_in.will(Reply(200, scores, SAYS), Reply(200, scores), refusal)
-    ids_twice(client_of, stand_in.url, times=4)
+    ask(stand_in.url, "score", *IDS, times=4)
     arrays = [isinstance(seen.body["items"], dict) for seen in stand_in.seen]
     # The third answer refuses arrays, so this request is sent again with lists, as is the next.
     assert arrays == [False, True, True, False, False]
@@ -285,22 +272,16 @@ def test_token_ids_go_as_arrays_to_a_server_that_says_it_reads_them(
     )
 
 
-@pytest.mark.parametrize("client_of", ["sync", "async"])
-def test_a_stock_server_only_sees_lists(
-    stand_in: StandIn, client_of: Literal["sync", "async"]
-) -> None:
-    ids_twice(client_of, stand_in.url, times=2)
+def test_a_stock_server_only_sees_lists(ask: Ask, stand_in: StandIn) -> None:
+    ask(stand_in.url, "score", *IDS, times=2)
     assert [seen.body["items"] for seen in stand_in.seen] == [IDS[1]] * 2
 
 
-@pytest.mark.parametrize("client_of", ["sync", "async"])
-def test_what_a_server_that_reads_arrays_refuses_is_asked_once(
-    stand_in: StandIn, client_of: Literal["sync", "async"]
-) -> None:
+def test_what_a_server_that_reads_arrays_refuses_is_asked_once(ask: Ask, stand_in: StandIn) -> None:
     scores = json.dumps(answer("/v1/score", {"items": IDS[1], "return_token_logprobs": False}))
     stand_in.will(Reply(200, scores, SAYS), Reply(400, '{"message": "no such token"}', SAYS))
     with pytest.raises(ServerRefusedError, match="no such token"):
-        ids_twice(client_of, stand_in.url, times=2)
+        ask(stand_in.url, "score", *IDS, times=2)
     assert [isinstance(seen.body["items"], dict) for seen in stand_in.seen] == [False, True]
 
 
