@@ -39,8 +39,7 @@ class Session:
     ) -> None:
         self.facts = facts
         self.exchange = PackedExchange(self, max_row_tokens=facts.config.max_forward_tokens)
-        if facts.declined:
-            self.exchange.decline(facts.declined)
+        self.exchange.declined_reason = facts.declined
         self.texts: TextEncoder | None = None
         if (copy := faithful_copy(facts.tokenizer, facts.probes)) is not None:
             args = (copy.encode, facts.tokenizer, facts.config, metrics)

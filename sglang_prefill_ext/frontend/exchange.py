@@ -89,6 +89,7 @@ class PackedExchange:
     """The packed requests of one front-end process that are under way.
 
     Attributes:
+        declined_reason: why all calls of this process take the stock path; None if they do not.
         tokens: sum of the tokens in these requests; a shared prefix counts once.
     """
 
@@ -102,10 +103,6 @@ class PackedExchange:
     @property
     def in_flight(self) -> int:
         return len(self._pending)
-
-    def decline(self, reason: StockReason) -> None:
-        """Send every call of this process down the stock path from now on."""
-        self.declined_reason = reason
 
     def deliver(self, rid: str, answer: PackedResult) -> None:
         """Hand an answer to its call, if that is still waiting."""
@@ -160,8 +157,9 @@ class PackedExchange:
         if answer.status is Status.OK:
             return answer
         if answer.status is Status.DECLINED:
-            self.decline(StockReason(answer.message))
-        elif answer.status is Status.UNFIT:
+            self.declined_reason = StockReason(answer.message)
+            raise StockPathTaken(self.declined_reason)
+        if answer.status is Status.UNFIT:
             self._max_row_tokens = min(self._max_row_tokens, answer.longest_row)
         raise _bad_end(answer)
 
@@ -217,8 +215,6 @@ async def _entered_by(
 
 def _bad_end(answer: PackedResult) -> StockPathTaken | PrefillExtError:
     status, message = answer.status, answer.message
-    if status is Status.DECLINED:
-        return StockPathTaken(StockReason(message))
     if (reason := STOCK_ENDS.get(status)) is not None:
         return StockPathTaken(reason)
     if status is Status.FAILED:

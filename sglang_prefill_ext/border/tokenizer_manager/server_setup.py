@@ -97,7 +97,7 @@ def _path(
 ) -> PackedPath:
     args, tokenizer = manager.server_args, manager.tokenizer
     if args.enable_mis:
-        link.exchange.decline(StockReason.MULTI_ITEM_SCORING)
+        link.exchange.declined_reason = StockReason.MULTI_ITEM_SCORING
     # If there is a tokenizer, SGLang refuses label ids beyond its base vocabulary.
     label_vocab_size = manager.model_config.vocab_size
     if tokenizer is not None:

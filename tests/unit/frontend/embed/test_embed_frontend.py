@@ -401,7 +401,7 @@ async def test_texts_need_a_tokenizer() -> None:
 
 async def test_a_declined_process_packs_nothing() -> None:
     setup = Setup(stub_answer())
-    setup.exchange.decline(StockReason.POOLING)
+    setup.exchange.declined_reason = StockReason.POOLING
     with pytest.raises(StockPathTaken, match="pooling"):
         await setup.frontend.embed(EmbedCall(["a"], True, None), PLAIN, None)
     assert setup.link.encoded == []

@@ -705,7 +705,7 @@ async def test_wrong_prompts_are_refused_and_send_nothing(
 
 
 async def test_declined_from_the_start(frontend: ScoreFrontend, link: StubLink) -> None:
-    frontend.path.exchange.decline(StockReason.NOT_GENERATION)
+    frontend.path.exchange.declined_reason = StockReason.NOT_GENERATION
     with pytest.raises(StockPathTaken, match="not_generation"):
         await frontend.score(CALL)
     assert link.sent == []

@@ -121,7 +121,7 @@ def test_what_is_not_eligible_takes_the_stock_path() -> None:
     assert setup.frontend.call_of(tokenized([1, 2]), ()).ids.tolist() == [1, 2]
     with pytest.raises(StockPathTaken, match="row_over_budget"):
         setup.frontend.call_of(tokenized([1] * 101), ())
-    setup.exchange.decline(StockReason.MODEL_ARCHITECTURE)
+    setup.exchange.declined_reason = StockReason.MODEL_ARCHITECTURE
     with pytest.raises(StockPathTaken, match="model_architecture"):
         setup.frontend.call_of(tokenized([1]), ())
 
