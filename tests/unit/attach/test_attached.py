@@ -73,6 +73,18 @@ async def ask(
         return await session.exchange.ask(rows, options, None)
 
 
+@asynccontextmanager
+async def waiting(
+    engine: StubEngine, path: Path
+) -> AsyncIterator[tuple[Broker, EngineConnection, asyncio.Future[PackedResult]]]:
+    """A front end with a call that its engine does not answer by itself."""
+    engine.fall_silent()
+    async with attached(engine, path) as (broker, connection, _):
+        asking = asyncio.ensure_future(ask(connection.session))
+        await until(lambda: engine.link.sent)
+        yield broker, connection, asking
+
+
 async def test_a_packed_request_reaches_the_engine_and_its_answer_comes_back(path: Path) -> None:
     engine = StubEngine()
     options = RequestOptions(priority=3, keep_prefix=True)
@@ -170,10 +182,7 @@ async def test_every_end_releases_the_adapter_once(path: Path, end: str) -> None
 
 async def test_a_caller_that_leaves_aborts_its_request_in_the_engine(path: Path) -> None:
     engine = StubEngine()
-    engine.fall_silent()
-    async with attached(engine, path) as (_, connection, _):
-        asking = asyncio.ensure_future(ask(connection.session))
-        await until(lambda: engine.link.sent)
+    async with waiting(engine, path) as (_, connection, asking):
         asking.cancel()
         await until(lambda: engine.link.aborted)
         assert engine.link.aborted == [rid for rid, _ in engine.link.sent]
@@ -287,10 +296,7 @@ async def test_another_version_is_refused_with_what_to_do(
 
 async def test_one_that_says_hello_again_begins_anew(path: Path) -> None:
     engine = StubEngine()
-    engine.fall_silent()
-    async with attached(engine, path) as (broker, connection, _):
-        asking = asyncio.ensure_future(ask(connection.session))
-        await until(lambda: engine.link.sent)
+    async with waiting(engine, path) as (broker, connection, asking):
         connection._send(messages.Hello(pid=1))
         await until(lambda: engine.link.aborted)
         assert [peer["pid"] for peer in broker.peers()] == [1]
@@ -299,11 +305,8 @@ async def test_one_that_says_hello_again_begins_anew(path: Path) -> None:
 
 async def test_an_answer_to_an_earlier_hello_ends_no_call(path: Path) -> None:
     engine = StubEngine()
-    engine.fall_silent()
-    async with attached(engine, path) as (_, connection, _):
+    async with waiting(engine, path) as (_, connection, asking):
         session = connection.session
-        asking = asyncio.ensure_future(ask(session))
-        await until(lambda: engine.link.sent)
         connection._take(engine.facts())
         assert connection.session is session
         ((rid, _),) = engine.link.sent
@@ -312,12 +315,7 @@ async def test_an_answer_to_an_earlier_hello_ends_no_call(path: Path) -> None:
 
 
 async def test_facts_of_another_engine_end_the_session_and_its_calls(path: Path) -> None:
-    engine = StubEngine()
-    engine.fall_silent()
-    async with attached(engine, path) as (_, connection, _):
-        session = connection.session
-        asking = asyncio.ensure_future(ask(session))
-        await until(lambda: engine.link.sent)
+    async with waiting(StubEngine(), path) as (_, connection, asking):
         connection._take(facts(model="another"))
         with pytest.raises(EngineUnavailableError, match="another one now"):
             await asyncio.wait_for(asking, 60)
@@ -326,12 +324,9 @@ async def test_facts_of_another_engine_end_the_session_and_its_calls(path: Path)
 
 async def test_an_answer_that_cannot_be_read_ends_its_own_call_only(path: Path) -> None:
     engine = StubEngine()
-    engine.fall_silent()
     numbers: Any = [0.5, 0.25]  # not a list for each row
-    async with attached(engine, path) as (_, connection, _):
+    async with waiting(engine, path) as (_, connection, packed):
         session = connection.session
-        packed = asyncio.ensure_future(ask(session))
-        await until(lambda: engine.link.sent)
         engine.stock_outcome = StockAnswer("", numbers, 7)
         with pytest.raises(PackedForwardError, match="what cannot be read"):
             await asyncio.wait_for(session.ask(StockScore("s", {}, {})), 60)
