@@ -14,7 +14,6 @@ from tenacity import AsyncRetrying
 
 from sglang_prefill_ext.client import exchange
 from sglang_prefill_ext.client.answers import Scores
-from sglang_prefill_ext.client.carriers import Steps
 from sglang_prefill_ext.client.methods import Methods
 from sglang_prefill_ext.client.options import DEFAULT_RETRIES, Deadline, Options, Retries
 from sglang_prefill_ext.client.requests import AnswerT, Plan, Request
@@ -75,7 +74,7 @@ class AsyncPrefillClient(
 
         async def ask(request: Request[AnswerT]) -> AnswerT:
             async with slots:  # held during an attempt, not during the wait for the next one
-                return await _answer(self._carrier.steps(request, options, deadline))
+                return await self._carrier.ask(request, options, deadline)
 
         retrying = self._retries.retrying(AsyncRetrying, deadline)
         # One copy for each, because it keeps the state of the call that it repeats.
@@ -87,18 +86,3 @@ class AsyncPrefillClient(
         finally:
             for task in tasks:  # one has failed, or this call was cancelled
                 task.cancel()
-
-
-async def _answer(steps: Steps[AnswerT]) -> AnswerT:
-    send = next(steps)
-    try:
-        while True:
-            try:
-                answer = await send()
-            except Exception as error:
-                send = steps.throw(error)
-            else:
-                send = steps.send(answer)
-    except StopIteration as end:
-        found: AnswerT = end.value
-        return found

@@ -1,16 +1,16 @@
 """Carries a request to a server by HTTP, or to front ends by gRPC.
 
-A carrier prepares what is to be sent and reads what comes back. The client does the sending, in a
-thread or in an event loop, so that both clients share all the rest.
+Both clients share the carriers. A call of a blocking client returns when it is answered, so a
+coroutine that makes such calls waits for nothing.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Generator
-from functools import partial
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from inspect import isawaitable
+from typing import Any
 
 import grpc
 import httpx
@@ -23,9 +23,6 @@ from sglang_prefill_ext.errors import ConfigError, UnexpectedAnswerError
 from sglang_prefill_ext.frontend.options import ARRAYS_HEADER
 from sglang_prefill_ext.grpc_frontend.prefill_pb2_grpc import PrefillStub
 from sglang_prefill_ext.grpc_frontend.settings import is_loopback
-
-Steps: TypeAlias = Generator[Callable[[], Any], Any, AnswerT]
-"""Yields a function that sends a request; gets its result or error; returns the answer."""
 
 _TLS = "grpcs://"
 _CHANNEL_OPTIONS = (
@@ -46,23 +43,22 @@ class HttpCarrier:
         self.close: Callable[[], Any]
         self.close = http.aclose if isinstance(http, httpx.AsyncClient) else http.close
 
-    def steps(
-        self, request: Request[AnswerT], options: Options, deadline: Deadline
-    ) -> Steps[AnswerT]:
+    async def ask(self, request: Request[AnswerT], options: Options, deadline: Deadline) -> AnswerT:
         """Ask once; the errors are those of `PrefillClient`."""
 
-        def post(arrays: bool) -> Callable[[], Any]:
+        async def post(arrays: bool) -> httpx.Response:
             arguments = exchange.arguments(request, options, deadline, arrays=arrays)
-            return partial(self._http.post, **arguments)
+            posted = self._http.post(**arguments)
+            return await posted if isawaitable(posted) else posted
 
         arrays = self._arrays
         with exchange.transport_errors(request, self._base_url):
-            response = yield post(arrays)
+            response = await post(arrays)
             reads_arrays = ARRAYS_HEADER in response.headers
             if arrays and not reads_arrays and response.status_code == httpx.codes.BAD_REQUEST:
                 # A server that does not read arrays may have replaced the one that did.
                 self._arrays = False
-                response = yield post(arrays=False)
+                response = await post(arrays=False)
         self._arrays |= ARRAYS_HEADER in response.headers
         return exchange.answer_to(request, response)
 
@@ -108,16 +104,16 @@ class GrpcCarrier:
         self._stub = PrefillStub(channel)  # type: ignore[no-untyped-call]
         self.close = channel.close
 
-    def steps(
-        self, request: Request[AnswerT], options: Options, deadline: Deadline
-    ) -> Steps[AnswerT]:
+    async def ask(self, request: Request[AnswerT], options: Options, deadline: Deadline) -> AnswerT:
         """Ask once; the errors are those of `PrefillClient`."""
         left_s = exchange.require_time(request, options, deadline)
         name, message, read = grpc_call(request, options)
         method = getattr(self._stub, name)
         timeout_s = left_s if left_s < math.inf else None
         try:
-            answer = yield partial(method, message, timeout=timeout_s, metadata=self._metadata)
+            answer = method(message, timeout=timeout_s, metadata=self._metadata)
+            if isawaitable(answer):
+                answer = await answer
         except grpc.RpcError as error:
             raise error_of(request.asked, error) from error
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import grpc
@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from tenacity import Retrying
 
 from sglang_prefill_ext.client.answers import Scores
-from sglang_prefill_ext.client.carriers import Steps
 from sglang_prefill_ext.client.methods import Methods
 from sglang_prefill_ext.client.options import Deadline, Options
 from sglang_prefill_ext.client.requests import AnswerT, Plan, Request
@@ -58,22 +57,17 @@ class PrefillClient(Methods[Scores, NDArray[np.float32], httpx.BaseTransport]):
         deadline = Deadline(options.timeout_s)
 
         def ask(request: Request[AnswerT]) -> AnswerT:
-            return _answer(self._carrier.steps(request, options, deadline))
+            return _finished(self._carrier.ask(request, options, deadline))
 
         retrying = self._retries.retrying(Retrying, deadline)
         return planned.join([retrying(ask, request) for request in planned.requests])
 
 
-def _answer(steps: Steps[AnswerT]) -> AnswerT:
-    send = next(steps)
+def _finished(asking: Coroutine[Any, Any, AnswerT]) -> AnswerT:
+    """Run a coroutine that waits for nothing."""
     try:
-        while True:
-            try:
-                answer = send()
-            except Exception as error:
-                send = steps.throw(error)
-            else:
-                send = steps.send(answer)
+        asking.send(None)
     except StopIteration as end:
         found: AnswerT = end.value
         return found
+    raise AssertionError("a blocking client has nothing to wait for")
