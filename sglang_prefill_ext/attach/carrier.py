@@ -98,11 +98,7 @@ class EngineState(msgspec.Struct, frozen=True):
 
 
 class PartAnswer(msgspec.Struct, frozen=True):
-    """The answer to rows.
-
-    Attributes:
-        tokens: of the packed requests of the engine's process that are still under way.
-    """
+    """The answer to rows; `tokens` is as in `EngineState`."""
 
     result: PackedResult
     tokens: int
@@ -151,10 +147,7 @@ def call_from(body: bytes) -> Stock:
 
 
 def _reader(kind: Any) -> Callable[[bytes], Any]:
-    """Return a function that decodes answers of a kind.
-
-    It raises EngineUnavailableError for an answer that cannot be read.
-    """
+    """Return what decodes answers of a kind, or raises EngineUnavailableError."""
     decode = msgspec.msgpack.Decoder(kind).decode
 
     def read(body: bytes) -> Any:

@@ -95,8 +95,6 @@ class Rows(msgspec.Struct, tag=True, frozen=True):
 
 
 class RowsAnswer(msgspec.Struct, tag=True, frozen=True):
-    """The answer to `Rows`."""
-
     rid: str
     result: PackedResult
 
@@ -165,8 +163,6 @@ class GcCall(msgspec.Struct, tag=True, frozen=True):
 
 
 class GcAnswer(msgspec.Struct, tag=True, frozen=True):
-    """The answer to `GcCall`."""
-
     rid: str
     report: GcReport
 

@@ -102,11 +102,7 @@ def without_secrets(url: str) -> str:
 
 
 def positive(field: str, value: int) -> int:
-    """Return `value`.
-
-    Raises:
-        ConfigError: it is below 1.
-    """
+    """Return `value`, or raise ConfigError if it is below 1."""
     if value < 1:
         raise ConfigError(f"{field}: {value} is below 1. Use 1 or more, or leave it out.")
     return value

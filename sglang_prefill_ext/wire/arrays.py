@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -84,9 +85,8 @@ class FlatRows:
 
     def tolist(self) -> list[list[int]]:
         """One list a row."""
-        values = self.values.tolist()
-        ends = np.cumsum(self.counts, dtype=np.int64).tolist()
-        return [values[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+        values, bounds = self.values.tolist(), bounds_of(self.counts).tolist()
+        return [values[start:end] for start, end in pairwise(bounds)]
 
 
 def int_array(values: Sequence[int]) -> Int32Array:
