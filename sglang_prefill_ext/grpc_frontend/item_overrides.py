@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,6 @@ from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from sglang_prefill_ext.wire.arrays import (
     DTYPES,
-    NO_INTS,
     Int32Array,
     OverrideArray,
     overrides_from_bytes,
@@ -30,13 +29,13 @@ class ItemOverrides:
         token_id: the placeholder.
         query: ``[n, hidden]``; None if the query's placeholders keep their own embeddings.
         table: those of all items, ``[sum(counts), hidden]``; None if the items' keep their own.
-        counts: how many each item has, int32 ``[items]``.
+        counts: how many each item has, int32 ``[items]``; not used without a table.
     """
 
     token_id: int
     query: OverrideArray | None
-    table: OverrideArray | None = None
-    counts: Int32Array = field(default_factory=lambda: NO_INTS)
+    table: OverrideArray | None
+    counts: Int32Array
 
     def fields(self) -> dict[str, Any]:
         """Fields of `ScoreCall`."""
@@ -66,7 +65,7 @@ def item_overrides(request: pb.ScoreRequest, num_items: int) -> ItemOverrides | 
     counts = int32_array(message.item_counts, field=f"{_FIELD}.item_counts")
     items = _table(message, "items")
     if not len(counts) and not len(items):
-        return ItemOverrides(message.token_id, query)
+        return ItemOverrides(message.token_id, query, None, counts)
     if len(counts) != num_items or int(counts.min()) < 0:
         raise wrong(f"{_FIELD}.item_counts", f"send one for each of the {num_items} items.")
     total = int(counts.sum(dtype=np.int64))

@@ -124,9 +124,8 @@ def distinct_rows(rows: PackedRows) -> tuple[PackedRows, NDArray[np.int64] | Non
     """
     if not rows.reads_row_ends or not rows.read.merges:
         return rows, None
-    ends = np.cumsum(rows.suffix_lens, dtype=np.int64) * rows.tokens.itemsize
     suffixes = rows.tokens[rows.prefix_len :].tobytes()
-    cuts = [0, *ends.tolist()]
+    cuts = (bounds_of(rows.suffix_lens) * rows.tokens.itemsize).tolist()
     numbers: dict[bytes, int] = {}
     # Slices of bytes hash and compare at C speed: about 0.1 us a row.
     number_of = [numbers.setdefault(suffixes[a:b], len(numbers)) for a, b in pairwise(cuts)]
