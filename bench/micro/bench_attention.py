@@ -6,8 +6,8 @@ machine does not change.
 
 * *row by row*: one SDPA call per row over the prefix and the row, like a backend without packing.
 * *page aliasing*: the prefix is copied before every row, rows are padded, one masked SDPA call.
-* *merge*, *copy*: `PackedAttention` that always merges, or always copies, the prefix.
-* *planned*: `PackedAttention` as it is; *plan*: the cost of building it, once per forward.
+* *merge*, *copy*: `packed_attention` that always merges, or always copies, the prefix.
+* *planned*: `packed_attention` as it is; *plan*: the cost of building it, once per forward.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from bench.drawing import new_table
 from bench.record import append, run_context
+from sglang_prefill_ext.attention.dense import packed_attention
+from sglang_prefill_ext.attention.dense_calls import DenseCalls
 from sglang_prefill_ext.attention.inputs import LayerInputs
-from sglang_prefill_ext.attention.shared_prefix import PackedAttention
 from sglang_prefill_ext.layout import tiling
 from sglang_prefill_ext.layout.tokens import ForwardLayout, GroupSpan
 
@@ -115,9 +116,9 @@ def packed(prefix: int, lens: list[int]) -> Attention:
     return lambda q, k, v: attention.forward(LayerInputs(q, k, v, q.shape[2] ** -0.5), [None])
 
 
-def _build(prefix: int, lens: list[int]) -> PackedAttention:
+def _build(prefix: int, lens: list[int]) -> DenseCalls:
     group = GroupSpan(held=0, fresh=prefix, suffix_lens=np.array(lens, dtype=np.int32))
-    return PackedAttention(ForwardLayout((group,)), CPU)
+    return packed_attention(ForwardLayout((group,)), CPU)
 
 
 @contextmanager

@@ -3,74 +3,93 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sglang_prefill_ext.attention.inputs import (
-    Held,
-    HeldKV,
-    LayerInputs,
-    TokenGrid,
-    check_inputs,
-    gather_held,
-    in_token_order,
-)
-from sglang_prefill_ext.attention.partial import finish_dense, partial_attention
-from sglang_prefill_ext.attention.shared_prefix import PackedAttention
-from sglang_prefill_ext.attention.windowed import WindowedAttention
+from sglang_prefill_ext.attention.dense_calls import DenseCall, DenseCalls
+from sglang_prefill_ext.attention.inputs import HeldKV, LayerInputs, gather_held
+from sglang_prefill_ext.layout.dense_plan import TileBatch, plan_attention
 from sglang_prefill_ext.layout.last_token_plan import RowBatch, plan_readout
 from sglang_prefill_ext.layout.tokens import ForwardLayout
+from sglang_prefill_ext.layout.window_plan import WindowBatch, plan_windowed
 
 
-class ReadoutAttention:
-    """Attention of the last token of every row; `plan_readout` decides by which dense calls."""
+def packed_attention(layout: ForwardLayout, device: torch.device) -> DenseCalls:
+    """Plan attention of all tokens, without a window.
 
-    def __init__(self, layout: ForwardLayout, device: torch.device) -> None:
-        plan = plan_readout(layout)
-        self._layout = layout
-        self._spans = plan.spans
-        self._batches = [_DeviceBatch(batch, device) for batch in plan.batches]
+    A token of a fresh prefix sees the whole held prefix, and the fresh one causally. A token of a
+    row sees the whole prefix, and its own row causally, or entirely if the layout is not causal.
 
-    def forward(self, inputs: LayerInputs, held: Held) -> Tensor:
-        """Attention of one layer.
-
-        Args:
-            inputs: queries at the last tokens of rows; no window (use `WindowedAttention`).
-
-        Returns:
-            `[rows, H, Dv]`, in the dtype of the queries.
-
-        Raises:
-            PackingError: an input does not have the shape that the layout asks for.
-        """
-        check_inputs(self._layout, self._layout.num_rows, inputs, held)
-        parts = (batch.attend(inputs) for batch in self._batches)
-        out, lse = in_token_order([batch.rows for batch in self._batches], parts, len(inputs.q))
-        return finish_dense(self._spans, out, lse, inputs, held)
+    Memory beyond the inputs and the output: masks of at most about 4 KB per token (if the layout is
+    not causal, 4 bytes per token and token of the longest row), K/V copied in front of tiles, and
+    what `partial_attention` needs.
+    """
+    plan = plan_attention(layout)
+    calls = [_tile_call(batch, layout.num_tokens, device) for batch in plan.batches]
+    copied, spans = plan.copied_groups, plan.spans
+    return DenseCalls(layout, layout.num_tokens, calls, copied_groups=copied, spans=spans)
 
 
-class _DeviceBatch:
-    """A `RowBatch` on the device."""
+def _tile_call(batch: TileBatch, num_tokens: int, device: torch.device) -> DenseCall:
+    masked = not batch.is_causal and not batch.is_full
+    return DenseCall(
+        *(batch.query_index, batch.key_index, device),
+        # Padding is written to the place behind the last token.
+        result_index=np.where(batch.is_padding, num_tokens, batch.query_index),
+        mask=torch.from_numpy(batch.additive_mask()).to(device) if masked else None,
+        is_causal=batch.is_causal,
+    )
 
-    def __init__(self, batch: RowBatch, device: torch.device) -> None:
-        self.rows = TokenGrid(batch.rows[:, None], device)
-        self._keys = TokenGrid(batch.key_index, device)
-        mask = batch.additive_mask()
-        self._mask = None if mask is None else torch.from_numpy(mask).to(device)
 
-    def attend(self, inputs: LayerInputs) -> tuple[Tensor, Tensor]:
-        """`out` `[B, 1, H, Dv]` and `lse` `[B, 1, H]` of this batch's rows."""
-        keys = self._keys
-        return partial_attention(
-            *(self.rows.gather(inputs.q), keys.gather(inputs.k), keys.gather(inputs.v)),
-            inputs.scale,
-            mask=self._mask,
-            soft_cap=inputs.variant.soft_cap,
-        )
+def readout_attention(layout: ForwardLayout, device: torch.device) -> DenseCalls:
+    """Plan attention of the last token of every row, without a window."""
+    plan = plan_readout(layout)
+    calls = [_row_call(batch, device) for batch in plan.batches]
+    return DenseCalls(layout, layout.num_rows, calls, spans=plan.spans)
+
+
+def _row_call(batch: RowBatch, device: torch.device) -> DenseCall:
+    mask = batch.additive_mask()
+    on_device = None if mask is None else torch.from_numpy(mask).to(device)
+    return DenseCall(batch.rows[:, None], batch.key_index, device, mask=on_device)
+
+
+def windowed_attention(
+    layout: ForwardLayout,
+    window: int,
+    device: torch.device,
+    queries: NDArray[np.int64] | None = None,
+) -> DenseCalls:
+    """Plan attention with a window.
+
+    Args:
+        window: how many tokens before itself a query sees.
+        queries: int64 `[Q]`, ascending: the tokens that are queries; None: all.
+    """
+    calls = [
+        _window_call(batch, window, device) for batch in plan_windowed(layout, window, queries)
+    ]
+    num_queries = layout.num_tokens if queries is None else queries.size
+    return DenseCalls(layout, num_queries, calls, copied_groups=range(len(layout.groups)))
+
+
+def _window_call(batch: WindowBatch, window: int, device: torch.device) -> DenseCall:
+    query_position = torch.from_numpy(batch.query_position).to(device)[:, :, None]
+    key_position = torch.from_numpy(batch.key_position).to(device)[:, None, :]
+    mask = partial(_window_mask, query_position, key_position, window)
+    return DenseCall(batch.query_index, batch.key_index, device, mask=mask)
+
+
+def _window_mask(query_position: Tensor, key_position: Tensor, window: int) -> Tensor:
+    """Float32 `[B, M, K]`; made anew in every layer, as all masks together would take too much
+    memory."""
+    distance = query_position - key_position
+    hidden = (distance < 0) | (distance > window)
+    return torch.zeros_like(hidden, dtype=torch.float32).masked_fill_(hidden, -torch.inf)
 
 
 class DenseAttention:
@@ -79,7 +98,7 @@ class DenseAttention:
     def __init__(self, layout: ForwardLayout, device: torch.device) -> None:
         self._layout = layout
         self._device = device
-        self._plans: dict[int | None, PackedAttention | WindowedAttention] = {}
+        self._plans: dict[int | None, DenseCalls] = {}
         self._page_table: Tensor | None = None
 
     def host_arrays(self) -> Sequence[NDArray[np.int32]]:
@@ -91,27 +110,27 @@ class DenseAttention:
         self._page_table = page_table
 
     def forward(self, inputs: LayerInputs, cached: HeldKV | None) -> Tensor:
-        """Attention of all tokens; see `PackedAttention.forward`."""
+        """See `layers.Attention.forward`."""
         held = gather_held(self._layout, cached, self._page_table)
         window = self._effective(inputs.variant.window)
         if window not in self._plans:
             self._plans[window] = (
-                PackedAttention(self._layout, self._device)
+                packed_attention(self._layout, self._device)
                 if window is None
-                else WindowedAttention(self._layout, window, self._device)
+                else windowed_attention(self._layout, window, self._device)
             )
         return self._plans[window].forward(inputs, held)
 
     def read(self, inputs: LayerInputs, cached: HeldKV | None) -> Tensor:
-        """Attention of the read positions; see `ReadoutAttention.forward`."""
+        """See `layers.Attention.read`."""
         if not self._layout.num_rows:
             return inputs.q.new_zeros(*inputs.q.shape[:2], inputs.v.shape[2])
         held = gather_held(self._layout, cached, self._page_table)
         window = self._effective(inputs.variant.window)
         attention = (
-            ReadoutAttention(self._layout, self._device)
+            readout_attention(self._layout, self._device)
             if window is None
-            else WindowedAttention(self._layout, window, self._device, self._layout.row_ends)
+            else windowed_attention(self._layout, window, self._device, self._layout.row_ends)
         )
         return attention.forward(inputs, held)
 

@@ -1,14 +1,12 @@
-"""What an attention layer is given (queries, keys, values, held prefixes), and grids of tokens."""
+"""What an attention layer is given: queries, keys, values and held prefixes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from sglang_prefill_ext.errors import PackingError
@@ -118,56 +116,3 @@ def check_inputs(layout: ForwardLayout, num_queries: int, inputs: LayerInputs, h
                 f"{name} has {tokens} tokens, the layout has {count}; "
                 "drop padding tokens before attention"
             )
-
-
-class TokenGrid:
-    """A rectangle `[B, N]` of token indices; if they are consecutive, `gather` is a view."""
-
-    def __init__(self, index: NDArray[np.int64], device: torch.device) -> None:
-        flat = index.reshape(-1)
-        self._shape = index.shape
-        self._start = int(flat[0])
-        self.is_contiguous = bool((flat == np.arange(flat[0], flat[0] + flat.size)).all())
-        """Whether the rectangle is a view of the flat tokens."""
-        self._index = None if self.is_contiguous else torch.from_numpy(flat).to(device)
-
-    def gather(self, tokens: Tensor) -> Tensor:
-        """`[B, N, ...]` from `[tokens, ...]`."""
-        picked = self._flat(tokens) if self._index is None else tokens.index_select(0, self._index)
-        return picked.view(*self._shape, *tokens.shape[1:])
-
-    def scatter(self, values: Tensor, tokens: Tensor) -> None:
-        """Write `[B, N, ...]` to `[tokens, ...]`; if an index repeats, any of its values stays."""
-        if self._index is None:
-            self._flat(tokens).copy_(values.flatten(0, 1))
-        else:
-            tokens.index_copy_(0, self._index, values.flatten(0, 1))
-
-    def _flat(self, tokens: Tensor) -> Tensor:
-        return tokens.narrow(0, self._start, self._shape[0] * self._shape[1])
-
-
-def in_token_order(
-    grids: Sequence[TokenGrid], parts: Iterable[tuple[Tensor, Tensor]], num_tokens: int
-) -> tuple[Tensor, Tensor]:
-    """Write the results of dense calls, one per grid, in the order of the tokens.
-
-    Args:
-        grids: at least one; together they name every token.
-        parts: `out` `[B, N, H, Dv]` and `lse` `[B, N, H]` of each grid; the result may share their
-            memory.
-        num_tokens: of the result.
-
-    Returns:
-        `out` `[num_tokens, H, Dv]` and `lse` `[num_tokens, H]`; any strides.
-    """
-    if len(grids) == 1 and grids[0].is_contiguous:
-        ((out, lse),) = parts
-        return out.flatten(0, 1), lse.flatten(0, 1)
-    joined: list[Tensor] = []
-    for grid, part in zip(grids, parts, strict=True):
-        joined = joined or [values.new_empty(num_tokens, *values.shape[2:]) for values in part]
-        for values, tokens in zip(part, joined, strict=True):
-            grid.scatter(values, tokens)
-    out, lse = joined
-    return out, lse

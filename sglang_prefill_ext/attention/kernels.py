@@ -27,7 +27,7 @@ from sglang_prefill_ext.layout.tokens import ForwardLayout
 
 
 class KernelAttention:
-    """`PackedAttention` and `ReadoutAttention` by the Triton kernels.
+    """Attention of one forward by the Triton kernels.
 
     The kernels read a few small integer arrays that describe the layout. These are made on the
     host, uploaded by the caller together with its other arrays, and handed to `bind`. Held prefixes
@@ -96,7 +96,7 @@ class KernelAttention:
             self._library.bind(arrays[3 * len(self._plans) :], page_table)
 
     def forward(self, inputs: LayerInputs, cached: HeldKV | None) -> Tensor:
-        """Attention of all tokens; see `PackedAttention.forward`."""
+        """See `layers.Attention.forward`."""
         variant = inputs.variant
         if variant.window is not None:
             self._layout.require_causal_window()
@@ -112,7 +112,7 @@ class KernelAttention:
         return out if part is None else merge_state(out, lse, *part, out=out, lse=lse)[0]
 
     def read(self, inputs: LayerInputs, cached: HeldKV | None) -> Tensor:
-        """Attention of the read positions; see `ReadoutAttention.forward`.
+        """See `layers.Attention.read`.
 
         Always fused: with one query a row there is too little work for a second launch.
         """

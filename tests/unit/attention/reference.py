@@ -31,8 +31,8 @@ def attend(
     return torch.stack(outs), torch.stack(lses)
 
 
-def packed_attention(layout: ForwardLayout, inputs: LayerInputs, held: Held) -> Tensor:
-    """`[T, H, Dv]` float64, of the arguments of `PackedAttention.forward`."""
+def attention_by_definition(layout: ForwardLayout, inputs: LayerInputs, held: Held) -> Tensor:
+    """`[T, H, Dv]` float64, of the arguments of `DenseCalls.forward`."""
     q, k, v, out = inputs.q, inputs.k, inputs.v, []
     token = 0
     for span, pair in zip(layout.groups, held, strict=True):

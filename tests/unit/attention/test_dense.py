@@ -23,7 +23,7 @@ from tests.unit.attention.inputs import (
     in_slots,
     random_inputs,
 )
-from tests.unit.attention.reference import packed_attention
+from tests.unit.attention.reference import attention_by_definition
 from tests.unit.attention.strategies import layout, layouts, whole_prompts
 
 SINKS = torch.tensor([1.5, -4.0, 30.0, 0.0])
@@ -47,7 +47,7 @@ def _forward(attention: DenseAttention, inputs: Inputs) -> Tensor:
 
 def _assert_right(forward: ForwardLayout, inputs: Inputs, tolerance: float) -> None:
     attention = DenseAttention(forward, CPU)
-    expected = packed_attention(forward, *inputs)
+    expected = attention_by_definition(forward, *inputs)
     for _ in range(2):  # as two layers do
         out = _forward(attention, inputs)
         assert out.dtype == inputs[0].q.dtype
@@ -120,7 +120,7 @@ def test_layers_of_several_kinds_share_one_object() -> None:
     attention = DenseAttention(FORWARD, CPU)
     for variant in (PLAIN, AttentionVariant(window=9), PLAIN, AttentionVariant(window=40)):
         inputs = random_inputs(FORWARD, variant=variant)
-        wanted = packed_attention(FORWARD, *inputs)
+        wanted = attention_by_definition(FORWARD, *inputs)
         out = _forward(attention, inputs)
         torch.testing.assert_close(out.double(), wanted, atol=FLOAT32_TOLERANCE, rtol=0)
 
@@ -143,7 +143,7 @@ def _assert_nan_stays_in_its_group(
     spoilt = replace(inputs, **{name: getattr(inputs, name).clone() for name in "qkv"})
     for tensor in (spoilt.q, spoilt.k, spoilt.v):
         tensor[bad] = torch.nan
-    sees = packed_attention(forward, spoilt, held).isnan().any(-1).any(-1)
+    sees = attention_by_definition(forward, spoilt, held).isnan().any(-1).any(-1)
     attention = DenseAttention(forward, CPU)
     out, wanted = _forward(attention, (spoilt, held)), _forward(attention, (inputs, held))
     assert out[sees].isnan().any(-1).any(-1).all()

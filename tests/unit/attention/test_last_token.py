@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_prefill_ext.attention.dense import ReadoutAttention
+from sglang_prefill_ext.attention.dense import readout_attention
 from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.layout.tokens import ForwardLayout
 from tests.unit.attention.inputs import (
@@ -20,7 +20,7 @@ from tests.unit.attention.inputs import (
     Inputs,
     random_inputs,
 )
-from tests.unit.attention.reference import packed_attention
+from tests.unit.attention.reference import attention_by_definition
 from tests.unit.attention.strategies import layout, layouts
 
 
@@ -28,9 +28,9 @@ def _assert_right(forward: ForwardLayout, inputs: Inputs, tolerance: float) -> N
     read_at = torch.from_numpy(forward.read_positions())
     whole, held = inputs
     reads = replace(whole, q=whole.q[read_at])
-    out = ReadoutAttention(forward, CPU).forward(reads, held)
+    out = readout_attention(forward, CPU).forward(reads, held)
     assert out.dtype == whole.q.dtype
-    expected = packed_attention(forward, *inputs)[read_at]
+    expected = attention_by_definition(forward, *inputs)[read_at]
     torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=0)
 
 
@@ -65,7 +65,7 @@ def test_another_number_of_queries() -> None:
     forward = layout((0, 2, 1, 1))
     inputs, held = random_inputs(forward)
     with pytest.raises(PackingError, match="q has 4 tokens, the layout has 2"):
-        ReadoutAttention(forward, CPU).forward(inputs, held)
+        readout_attention(forward, CPU).forward(inputs, held)
 
 
 def test_rows_of_any_length_fit_into_memory() -> None:
@@ -73,7 +73,7 @@ def test_rows_of_any_length_fit_into_memory() -> None:
     forward = layout((0, 0, 16_000, *[1] * 16_000))
     inputs, held = random_inputs(forward, heads=(1, 1), dims=(8, 8))
     read_at = torch.from_numpy(forward.read_positions())
-    out = ReadoutAttention(forward, CPU).forward(replace(inputs, q=inputs.q[read_at]), held)
+    out = readout_attention(forward, CPU).forward(replace(inputs, q=inputs.q[read_at]), held)
     # A row of one token sees its own value only.
     torch.testing.assert_close(out[1:], inputs.v[16_000:], atol=1e-6, rtol=0)
     assert np.isfinite(out[0].numpy()).all()

@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sglang_prefill_ext.attention.shared_prefix import PackedAttention
+from sglang_prefill_ext.attention.dense import packed_attention
 from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.layout.tokens import ForwardLayout, GroupSpan
 from tests.unit.attention.inputs import (
@@ -20,13 +20,13 @@ from tests.unit.attention.inputs import (
     Inputs,
     random_inputs,
 )
-from tests.unit.attention.reference import packed_attention
+from tests.unit.attention.reference import attention_by_definition
 from tests.unit.attention.strategies import layout, layouts
 
 
 def _assert_right(forward: ForwardLayout, inputs: Inputs, tolerance: float) -> None:
-    attention = PackedAttention(forward, CPU)
-    expected = packed_attention(forward, *inputs)
+    attention = packed_attention(forward, CPU)
+    expected = attention_by_definition(forward, *inputs)
     for _ in range(2):  # as two layers do
         out = attention.forward(*inputs)
         assert out.dtype == inputs[0].q.dtype
@@ -74,7 +74,7 @@ def test_equal_rows_get_equal_results() -> None:
     for tensor in (inputs.q, inputs.k, inputs.v):
         tensor[13:17] = tensor[9:13]
         tensor[17:21] = tensor[9:13]
-    out = PackedAttention(forward, CPU).forward(inputs, held)
+    out = packed_attention(forward, CPU).forward(inputs, held)
     torch.testing.assert_close(out[13:17], out[9:13], atol=1e-6, rtol=0)
     torch.testing.assert_close(out[17:21], out[9:13], atol=1e-6, rtol=0)
 
@@ -93,9 +93,9 @@ def test_a_row_does_not_depend_on_its_company(forward: ForwardLayout, data: st.D
     length = int(span.suffix_lens[row])
     tokens = np.r_[start : start + span.fresh, row_start : row_start + length]
     inputs, held = random_inputs(forward)
-    packed = PackedAttention(forward, CPU).forward(inputs, held)
+    packed = packed_attention(forward, CPU).forward(inputs, held)
     of_row = replace(inputs, q=inputs.q[tokens], k=inputs.k[tokens], v=inputs.v[tokens])
-    single = PackedAttention(alone, CPU).forward(of_row, [held[index]])
+    single = packed_attention(alone, CPU).forward(of_row, [held[index]])
     # The same sums in another order: larger numbers differ by more.
     torch.testing.assert_close(packed[tokens], single, atol=1e-6, rtol=1e-6)
 
@@ -105,7 +105,7 @@ def test_inputs_are_left_as_they_are() -> None:
     inputs, held = random_inputs(forward)
     tensors = (inputs.q, inputs.k, inputs.v)
     before = [tensor.clone() for tensor in tensors]
-    PackedAttention(forward, CPU).forward(inputs, held)
+    packed_attention(forward, CPU).forward(inputs, held)
     assert all(torch.equal(a, b) for a, b in zip(before, tensors, strict=True))
 
 
@@ -113,11 +113,11 @@ def test_held_prefix_of_another_length() -> None:
     forward = layout((3, 2, 1, 1), (0, 2, 1))
     inputs, held = random_inputs(forward)
     with pytest.raises(PackingError, match=r"held has \[0, 0\] tokens per group.*\[3, 0\]"):
-        PackedAttention(forward, CPU).forward(inputs, [None, held[1]])
+        packed_attention(forward, CPU).forward(inputs, [None, held[1]])
 
 
 def test_another_number_of_tokens() -> None:
     forward = layout((0, 2, 1, 1))
     inputs, held = random_inputs(forward)
     with pytest.raises(PackingError, match="k has 3 tokens, the layout has 4"):
-        PackedAttention(forward, CPU).forward(replace(inputs, k=inputs.k[:3]), held)
+        packed_attention(forward, CPU).forward(replace(inputs, k=inputs.k[:3]), held)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sglang_prefill_ext.attention.inputs import TokenGrid, in_token_order
+from sglang_prefill_ext.attention.dense_calls import TokenGrid, in_token_order
 
 CPU = torch.device("cpu")
 
