@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import psutil
@@ -33,27 +32,16 @@ def peak_bytes(device: torch.device, work: Callable[[], object]) -> int:
     return _peak_on_cpu(work)
 
 
-@dataclass(slots=True)
-class Kept:
-    """Device memory that some work has allocated and not freed, in bytes."""
-
-    bytes: int = 0
-
-
-@contextmanager
-def kept_bytes(device: torch.device) -> Iterator[Kept]:
-    """Measure the device memory that the body keeps, by whatever library; yields the result.
-
-    The result is set when the body ends.
+def kept_bytes(device: torch.device, work: Callable[[], object]) -> int:
+    """Run `work`; return the device memory that it keeps, by whatever library, in bytes.
 
     Args:
-        device: on CUDA, no other process may allocate memory meanwhile. On the CPU the result is 0
-            bytes, since a process's use of host memory says little about what it keeps.
+        device: on CUDA, no other process may allocate memory meanwhile. On the CPU the result is 0,
+            since a process's use of host memory says little about what it keeps.
     """
-    kept = Kept()
     before = _untaken_bytes(device)
-    yield kept
-    kept.bytes = max(0, before - _untaken_bytes(device))
+    work()
+    return max(0, before - _untaken_bytes(device))
 
 
 def _untaken_bytes(device: torch.device) -> int:

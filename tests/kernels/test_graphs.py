@@ -188,18 +188,16 @@ def test_without_kernels_there_is_no_graph(caplog: pytest.LogCaptureFixture) -> 
 def test_a_capture_that_fails_leaves_no_graph_and_forwards_run(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Failing:
+    captured: list[Work] = []
+
+    def failing(work: Work) -> Work:
         """Captures only the first graph, the largest; later captures fail."""
+        captured.append(work)
+        if len(captured) > 1:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return work
 
-        captured = 0
-
-        def capture(self, work: object) -> object:
-            self.captured += 1
-            if self.captured > 1:
-                raise RuntimeError("operation not permitted when stream is capturing")
-            return work
-
-    monkeypatch.setattr(graphs_module, "capture_for", lambda _device: Failing())
+    monkeypatch.setattr(graphs_module, "capture_for", lambda _device: failing)
     executor = executor_with_graphs(DeviceModel(device), AttentionWay.FUSED)
     assert executor.graph_use.sizes == ()
     assert "failed: RuntimeError: operation not permitted" in executor.graph_use.obstacle
@@ -213,21 +211,19 @@ def test_a_capture_that_fails_leaves_no_graph_and_forwards_run(
 def test_a_replay_that_fails_is_the_last_one_and_forwards_run(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class FailsLater:
+    def fails_later(work: Work) -> Work:
         """Replays once; later replays fail."""
+        runs = []
 
-        def capture(self, work: Work) -> Work:
-            runs = []
+        def replay() -> Tensor:
+            runs.append(work)
+            if len(runs) > 1:
+                raise RuntimeError("CUDA error:\nan illegal instruction")
+            return work()
 
-            def replay() -> Tensor:
-                runs.append(work)
-                if len(runs) > 1:
-                    raise RuntimeError("CUDA error:\nan illegal instruction")
-                return work()
+        return replay
 
-            return replay
-
-    monkeypatch.setattr(graphs_module, "capture_for", lambda _device: FailsLater())
+    monkeypatch.setattr(graphs_module, "capture_for", lambda _device: fails_later)
     model = DeviceModel(device)
     eager = PackedExecutor(model, readout_bytes=1 << 20, attention=AttentionWay.FUSED)
     executor = executor_with_graphs(model, AttentionWay.FUSED)

@@ -22,7 +22,7 @@ from bench import host_cost
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.forward.executor import PackedExecutor
 from sglang_prefill_ext.forward.graphs import replay
-from sglang_prefill_ext.forward.graphs.capture import Work, capture_for
+from sglang_prefill_ext.forward.graphs.capture import Capture, capture_for
 from sglang_prefill_ext.forward.readers import labels
 from sglang_prefill_ext.forward.readers.logit_chunks import ProductHead
 from sglang_prefill_ext.scheduling.planner import plan_forward
@@ -81,14 +81,11 @@ class Counting(TorchDispatchMode):
 def counting(monkeypatch: pytest.MonkeyPatch) -> Counting:
     counting = Counting()
 
-    class OneLaunch:
-        def __init__(self, device: torch.device) -> None:
-            self._capture = capture_for(device)
+    def one_launch(device: torch.device) -> Capture:
+        capture = capture_for(device)
+        return lambda work: counting.wrapped("replay", capture(work))
 
-        def capture(self, work: Work) -> Work:
-            return counting.wrapped("replay", self._capture.capture(work))
-
-    monkeypatch.setattr(replay, "capture_for", OneLaunch)
+    monkeypatch.setattr(replay, "capture_for", one_launch)
     monkeypatch.setattr(labels, "upload", counting.wrapped("transfer", labels.upload))
     kernels = type(label_logits_kernel)
     launch = kernels.__getitem__

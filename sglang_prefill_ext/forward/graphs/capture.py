@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,47 +16,39 @@ WARM_UPS = 2
 """Runs before a capture, in which kernels are compiled and libraries allocate workspaces."""
 
 
-class Capture(Protocol):
-    """A way to record work."""
-
-    def capture(self, work: Work) -> Work:
-        """Return a function that runs `work` again, on the same tensors and into the same result.
-
-        Raises:
-            RuntimeError: the work cannot be recorded.
-        """
+Capture: TypeAlias = Callable[[Work], Work]
+"""Records work; returns a function that runs it again, on the same tensors and into the same
+result. Raises a `RuntimeError` if the work cannot be recorded."""
 
 
-class CallAgain:
-    """Records nothing, but calls the work again; for devices where launches cost little."""
-
-    def capture(self, work: Work) -> Work:
-        work()
-        return work
+def call_again(work: Work) -> Work:
+    """The `Capture` of devices where launches cost little: records nothing."""
+    work()
+    return work
 
 
-class CudaCapture:
-    """CUDA graphs that share one memory pool: no two of them ever run at the same time."""
+def cuda_capture() -> Capture:
+    """Return a `Capture` by CUDA graphs that share one memory pool: no two ever run at a time."""
+    pool = torch.cuda.graph_pool_handle()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
-    def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-
-    def capture(self, work: Work) -> Work:
+    def capture(work: Work) -> Work:
         current = torch.cuda.current_stream()
-        self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
             for _ in range(WARM_UPS):
                 work()
-        current.wait_stream(self._stream)
+        current.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         try:
             # SGLang's threads that move K/V may call CUDA meanwhile.
-            with torch.cuda.graph(graph, self._pool, self._stream, "thread_local"):
+            with torch.cuda.graph(graph, pool, stream, "thread_local"):
                 result = work()
         finally:
             torch.cuda.set_stream(current)  # if the capture fails, torch leaves its stream current
         return _Replay(graph, result, work)
+
+    return capture
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,4 +65,4 @@ class _Replay:
 
 def capture_for(device: torch.device) -> Capture:
     """Return the `Capture` for a device."""
-    return CudaCapture() if device.type == "cuda" else CallAgain()
+    return cuda_capture() if device.type == "cuda" else call_again

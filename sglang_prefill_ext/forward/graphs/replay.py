@@ -106,9 +106,8 @@ class PackedGraphs:
         elif not self._model.causal:
             self.give_up("SGLang's encoders read the lengths of prompts on the host")
         else:
-            with kept_bytes(device) as kept:
-                self._try_capture(buckets_up_to(largest), capture_for(device))
-            self.use.bytes = kept.bytes
+            buckets, capture = buckets_up_to(largest), capture_for(device)
+            self.use.bytes = kept_bytes(device, lambda: self._try_capture(buckets, capture))
         self.use.seconds = time.monotonic() - start_s
         if not self.use.obstacle:
             logger.info("Prefill-only serving: captured %s", self.use)
@@ -194,7 +193,7 @@ class ForwardGraph:
 
         everything = torch.arange(bucket.tokens, device=model.device)
         work = model.prepare(tokens, positions, everything, [bucket.tokens], attend, shortened=True)
-        self._replay = capture.capture(work)
+        self._replay = capture(work)
 
     def run(self, plan: ForwardPlan) -> Tensor:
         """Replay the graph; return hidden states (or vectors) of the rows' ends, as a copy."""

@@ -69,16 +69,14 @@ def test_what_work_keeps_of_a_device_is_what_is_missing_there_afterwards(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     device = FakeDevice(monkeypatch, free=[10 * MIB, 7 * MIB])
-    with kept_bytes(torch.device("cuda")) as kept:
-        assert device.emptied == 1
-    assert kept.bytes == 3 * MIB
+    emptied = []
+    assert kept_bytes(torch.device("cuda"), lambda: emptied.append(device.emptied)) == 3 * MIB
+    assert emptied == [1]
     assert device.emptied == 2
 
 
 def test_without_cuda_nothing_is_known_to_be_kept() -> None:
-    with kept_bytes(CPU) as kept:
-        pass
-    assert kept.bytes == 0
+    assert kept_bytes(CPU, lambda: None) == 0
 
 
 @given(

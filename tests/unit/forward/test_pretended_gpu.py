@@ -7,7 +7,7 @@ fails, as does whatever mixes its tensors with those of the host. Kernels are bo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,8 +24,7 @@ from sglang_prefill_ext.forward import executor as executor_module
 from sglang_prefill_ext.forward import upload as upload_module
 from sglang_prefill_ext.forward.executor import PackedExecutor
 from sglang_prefill_ext.forward.graphs import replay
-from sglang_prefill_ext.forward.graphs.capture import CallAgain
-from sglang_prefill_ext.forward.memory import Kept
+from sglang_prefill_ext.forward.graphs.capture import call_again
 from sglang_prefill_ext.forward.readers.logit_chunks import ProductHead
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.planner import plan_forward
@@ -71,9 +70,9 @@ def unfilled(arrays: Sequence[np.ndarray], *, pinned: bool) -> Tensor:
     return torch.empty(upload_module._starts(arrays)[1], dtype=torch.uint8)
 
 
-@contextmanager
-def nothing_kept(_device: torch.device) -> Iterator[Kept]:
-    yield Kept()
+def nothing_kept(_device: torch.device, work: Callable[[], object]) -> int:
+    work()
+    return 0
 
 
 @pytest.fixture
@@ -87,7 +86,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
     for module in (upload_module, replay):
         monkeypatch.setattr(module, "in_one_buffer", unfilled)
     monkeypatch.setattr(executor_module, "ForwardCompletion", Sent)
-    monkeypatch.setattr(replay, "capture_for", lambda _device: CallAgain())
+    monkeypatch.setattr(replay, "capture_for", lambda _device: call_again)
     monkeypatch.setattr(replay, "kept_bytes", nothing_kept)
     with ExitStack() as modes:
         # Entered in turn: what they look at is made inside.

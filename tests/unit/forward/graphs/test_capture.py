@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from sglang_prefill_ext.forward.graphs.capture import WARM_UPS, CallAgain, CudaCapture, capture_for
+from sglang_prefill_ext.forward.graphs.capture import WARM_UPS, call_again, capture_for
 
 
 def test_without_cuda_work_is_run_again_on_what_its_tensors_hold() -> None:
     static = torch.zeros(2)
-    replay = capture_for(torch.device("cpu")).capture(lambda: static + 1)
+    replay = capture_for(torch.device("cpu"))(lambda: static + 1)
     static.fill_(4)
     assert replay().tolist() == [5, 5]
 
@@ -27,7 +27,7 @@ def test_work_that_fails_fails_when_it_is_captured() -> None:
         raise RuntimeError("waits for the device")
 
     with pytest.raises(RuntimeError, match="waits for the device"):
-        CallAgain().capture(broken)
+        call_again(broken)
 
 
 class FakeStream:
@@ -87,8 +87,7 @@ def test_with_cuda_work_is_warmed_up_captured_once_and_replayed_without_it(
         return result
 
     capture = capture_for(torch.device("cuda"))
-    assert type(capture) is CudaCapture
-    replay = capture.capture(work)
+    replay = capture(work)
     assert calls == [
         "side waits for current",
         "on side",
@@ -119,5 +118,5 @@ def test_a_capture_that_fails_leaves_the_stream_as_it_was(calls: list[str]) -> N
         return torch.zeros(1)
 
     with pytest.raises(RuntimeError, match="not permitted"):
-        capture_for(torch.device("cuda")).capture(work)
+        capture_for(torch.device("cuda"))(work)
     assert calls[-1] == "back on current"
