@@ -45,29 +45,33 @@ def check_launchable(name: str, tensor: Tensor) -> None:
         require(triton.knobs.runtime.interpret, name, f"on {tensor.device}", remedy)
 
 
-def check_device(name: str, tensor: Tensor, expected: device) -> None:
-    require(tensor.device == expected, name, f"on {tensor.device}", f"move it to {expected}")
+def check_tensor(
+    name: str,
+    tensor: Tensor,
+    sizes: Sequence[int | None],
+    dtypes: Sequence[dtype],
+    place: device,
+    *,
+    any_stride: bool = False,
+) -> None:
+    """Require a device, one of several dtypes, a shape, and stride 1 in the last dimension.
 
-
-def check_dtype(name: str, tensor: Tensor, allowed: Sequence[dtype]) -> None:
-    if tensor.dtype not in allowed:
-        raise KernelArgumentError(name, tensor.dtype, f"use {' or '.join(map(str, allowed))}")
-
-
-def check_shape(name: str, tensor: Tensor, expected: Sequence[int | None]) -> None:
-    """Require a shape; `None` in `expected` allows any size."""
+    Args:
+        sizes: the shape; `None` allows any size.
+        any_stride: the last dimension may have another stride, too; other dimensions always may.
+    """
+    if tensor.device != place:
+        raise KernelArgumentError(name, f"on {tensor.device}", f"move it to {place}")
+    if tensor.dtype not in dtypes:
+        raise KernelArgumentError(name, tensor.dtype, f"use {' or '.join(map(str, dtypes))}")
     shape = tuple(tensor.shape)
-    fits = len(shape) == len(expected) and all(
-        want is None or have == want for have, want in zip(shape, expected, strict=True)
+    fits = len(shape) == len(sizes) and all(
+        want is None or have == want for have, want in zip(shape, sizes, strict=True)
     )
     if not fits:
-        sizes = ", ".join("*" if want is None else str(want) for want in expected)
-        raise KernelArgumentError(name, f"of shape {list(shape)}", f"it must be [{sizes}]")
-
-
-def check_unit_stride(name: str, tensor: Tensor) -> None:
-    """Require stride 1 in the last dimension; other strides may be anything."""
-    if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+        wanted = ", ".join("*" if want is None else str(want) for want in sizes)
+        raise KernelArgumentError(name, f"of shape {list(shape)}", f"it must be [{wanted}]")
+    if not any_stride and shape[-1] > 1 and tensor.stride(-1) != 1:
         raise KernelArgumentError(
             name,
             f"strided by {tensor.stride(-1)} in its last dimension",

@@ -7,14 +7,7 @@ from torch import Tensor
 
 from prefill_kernels.block_choice.configs import CHUNK, NUM_WARPS
 from prefill_kernels.block_choice.kernel import block_choice_kernel
-from prefill_kernels.errors import (
-    check_device,
-    check_dtype,
-    check_launchable,
-    check_shape,
-    check_unit_stride,
-    require,
-)
+from prefill_kernels.errors import check_launchable, check_tensor, require
 from prefill_kernels.prepared import PreparedLaunches, look, place
 
 
@@ -70,9 +63,5 @@ def _arguments(side: Aligned) -> tuple[Tensor, Tensor, int, float, float]:
 def _check(name: str, side: Aligned, device: torch.device) -> None:
     require(side.block > 0, f"{name}.block", side.block, "a block has at least one row")
     check_launchable(f"{name}.padded", side.padded)
-    check_shape(f"{name}.padded", side.padded, (1,))
-    check_shape(f"{name}.experts", side.experts, (None,))
-    for field, tensor in (("padded", side.padded), ("experts", side.experts)):
-        check_dtype(f"{name}.{field}", tensor, (torch.int32,))
-        check_device(f"{name}.{field}", tensor, device)
-        check_unit_stride(f"{name}.{field}", tensor)
+    check_tensor(f"{name}.padded", side.padded, (1,), (torch.int32,), device)
+    check_tensor(f"{name}.experts", side.experts, (None,), (torch.int32,), device)

@@ -4,14 +4,7 @@ import torch
 import triton
 from torch import Tensor
 
-from prefill_kernels.errors import (
-    check_device,
-    check_dtype,
-    check_launchable,
-    check_shape,
-    check_unit_stride,
-    require,
-)
+from prefill_kernels.errors import check_launchable, check_tensor, require
 from prefill_kernels.label_readout.configs import LABEL_BLOCK_DIM, LABEL_NUM_WARPS, config_for
 from prefill_kernels.label_readout.kernel import block_lse_kernel, label_logits_kernel
 
@@ -86,20 +79,12 @@ def combine_shards(label_logits: Tensor, lse: Tensor | None) -> tuple[Tensor, Te
 
 def _check(hidden: Tensor, weight: Tensor, label_ids: Tensor, label_rows: Tensor) -> None:
     check_launchable("hidden", hidden)
-    check_shape("hidden", hidden, (None, None))
-    check_dtype("hidden", hidden, DTYPES)
-    check_unit_stride("hidden", hidden)
-    check_shape("weight", weight, (None, hidden.shape[1]))
-    check_dtype("weight", weight, (hidden.dtype,))
-    check_unit_stride("weight", weight)
+    place = hidden.device
+    check_tensor("hidden", hidden, (None, None), DTYPES, place)
+    check_tensor("weight", weight, (None, hidden.shape[1]), (hidden.dtype,), place)
     require(weight.shape[0] > 0, "weight", f"of shape {list(weight.shape)}", "pass a token's row")
-    check_shape("label_ids", label_ids, (None,))
-    check_shape("label_rows", label_rows, label_ids.shape)
-    for name, index in (("label_ids", label_ids), ("label_rows", label_rows)):
-        check_dtype(name, index, INDEX_DTYPES)
-        check_unit_stride(name, index)
-    for name, tensor in (("weight", weight), ("label_ids", label_ids), ("label_rows", label_rows)):
-        check_device(name, tensor, hidden.device)
+    check_tensor("label_ids", label_ids, (None,), INDEX_DTYPES, place)
+    check_tensor("label_rows", label_rows, label_ids.shape, INDEX_DTYPES, place)
 
 
 def _label_logits(

@@ -7,14 +7,7 @@ import torch
 import triton
 from torch import Tensor
 
-from prefill_kernels.errors import (
-    check_device,
-    check_dtype,
-    check_launchable,
-    check_shape,
-    check_unit_stride,
-    require,
-)
+from prefill_kernels.errors import check_launchable, check_tensor, require
 from prefill_kernels.merge_state.configs import config_for
 from prefill_kernels.merge_state.kernel import merge_parts_kernel, merge_states_kernel
 from prefill_kernels.prepared import PreparedLaunches, look, place
@@ -109,9 +102,9 @@ def merge_parts(outs: Tensor, lses: Tensor, *, out: Tensor, lse: Tensor) -> None
     prepared = _PARTS_LAUNCHES.get(key)
     if prepared is None:
         check_launchable("outs", outs)
-        check_shape("outs", outs, (None, None, None, None))
+        check_tensor("outs", outs, (None, None, None, None), DTYPES, outs.device)
         require(outs.shape[0] > 0, "outs", "without parts", "pass at least one")
-        check_shape("lses", lses, outs.shape[:3])
+        _check_lse("lses", lses, outs)
         prepared = _prepare((outs[0],), (lses[0],), out, lse)
         prepared = _PARTS_LAUNCHES.keep(key, prepared)
     if prepared.grid[0]:
@@ -142,8 +135,7 @@ def _prepare(
 ) -> _Launch:
     """Check all tensors, and compute what does not depend on their contents."""
     check_launchable("outs[0]", outs[0])
-    check_shape("outs[0]", outs[0], (None, None, None))
-    check_dtype("outs[0]", outs[0], DTYPES)
+    check_tensor("outs[0]", outs[0], (None, None, None), DTYPES, outs[0].device)
     tokens, heads, head_dim = outs[0].shape
     require(head_dim > 0, "outs[0]", f"of shape {list(outs[0].shape)}", "head_dim must be positive")
     require(tokens * heads <= MAX_PAIRS, "outs[0]", f"{tokens} tokens long", "merge it in pieces")
@@ -182,13 +174,8 @@ def _dense(lse: Tensor) -> Tensor:
 
 
 def _check_out(name: str, part: Tensor, like: Tensor) -> None:
-    check_shape(name, part, like.shape)
-    check_dtype(name, part, (like.dtype,))
-    check_device(name, part, like.device)
-    check_unit_stride(name, part)
+    check_tensor(name, part, like.shape, (like.dtype,), like.device)
 
 
 def _check_lse(name: str, lse: Tensor, like: Tensor) -> None:
-    check_shape(name, lse, like.shape[:2])
-    check_dtype(name, lse, (torch.float32,))
-    check_device(name, lse, like.device)
+    check_tensor(name, lse, like.shape[:-1], (torch.float32,), like.device, any_stride=True)

@@ -11,14 +11,7 @@ from enum import Flag, auto
 import torch
 from torch import Tensor
 
-from prefill_kernels.errors import (
-    check_device,
-    check_dtype,
-    check_launchable,
-    check_shape,
-    check_unit_stride,
-    require,
-)
+from prefill_kernels.errors import check_launchable, check_tensor, require
 from prefill_kernels.prepared import look
 
 TILE_COLUMNS = 10
@@ -97,14 +90,9 @@ class CachedKV:
 
 def check_inputs(q: Tensor, k: Tensor, v: Tensor, plan: TilePlan, scale: float) -> None:
     check_launchable("q", q)
-    check_dtype("q", q, _DTYPES)
-    check_shape("q", q, [None, None, None])
-    check_shape("k", k, [None, None, q.shape[2]])
-    check_shape("v", v, [*k.shape[:2], None])
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        check_device(name, tensor, q.device)
-        check_dtype(name, tensor, (q.dtype,))
-        check_unit_stride(name, tensor)
+    check_tensor("q", q, [None, None, None], _DTYPES, q.device)
+    check_tensor("k", k, [None, None, q.shape[2]], [q.dtype], q.device)
+    check_tensor("v", v, [*k.shape[:2], None], [q.dtype], q.device)
     remedy = f"it must be a multiple of the {k.shape[1]} key heads; shard both alike"
     heads_match = k.shape[1] > 0 and q.shape[1] % k.shape[1] == 0
     require(heads_match, "q", f"of {q.shape[1]} heads", remedy)
@@ -120,37 +108,24 @@ def check_scores(q: Tensor, soft_cap: float, window: int | None, sinks: Tensor |
     remedy = "pass how many tokens before its own a query sees, or None for all"
     require(window is None or window >= 0, "window", window, remedy)
     if sinks is not None:
-        check_device("sinks", sinks, q.device)
-        check_dtype("sinks", sinks, _DTYPES)
-        check_shape("sinks", sinks, [q.shape[1]])
-        check_unit_stride("sinks", sinks)
+        check_tensor("sinks", sinks, [q.shape[1]], _DTYPES, q.device)
 
 
 def _check_index(name: str, index: Tensor, q: Tensor, shape: list[int | None]) -> None:
-    check_device(name, index, q.device)
-    check_dtype(name, index, (torch.int32,))
-    check_shape(name, index, shape)
+    check_tensor(name, index, shape, [torch.int32], q.device, any_stride=True)
     require(index.is_contiguous(), name, f"strided by {index.stride()}", "call .contiguous()")
 
 
 def check_cached(cached: CachedKV, q: Tensor, k: Tensor, v: Tensor) -> None:
     _check_index("cached.page_table", cached.page_table, q, [None])
     for name, cache, fresh in (("cached.k", cached.k, k), ("cached.v", cached.v, v)):
-        check_device(name, cache, q.device)
-        check_dtype(name, cache, (q.dtype,))
-        check_unit_stride(name, cache)
-        check_shape(name, cache, [None, *fresh.shape[1:]])
+        check_tensor(name, cache, [None, *fresh.shape[1:]], [q.dtype], q.device)
     slots, remedy = cached.v.shape[0], f"it must have {cached.k.shape[0]}, as cached.k"
     require(cached.k.shape[0] == slots, "cached.v", f"of {slots} slots", remedy)
 
 
 def check_outputs(out: Tensor | None, lse: Tensor | None, q: Tensor, value_dim: int) -> None:
     if out is not None:
-        check_device("out", out, q.device)
-        check_dtype("out", out, (q.dtype,))
-        check_shape("out", out, [*q.shape[:2], value_dim])
-        check_unit_stride("out", out)
+        check_tensor("out", out, [*q.shape[:2], value_dim], [q.dtype], q.device)
     if lse is not None:
-        check_device("lse", lse, q.device)
-        check_dtype("lse", lse, (torch.float32,))
-        check_shape("lse", lse, q.shape[:2])
+        check_tensor("lse", lse, q.shape[:2], [torch.float32], q.device, any_stride=True)
