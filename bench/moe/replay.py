@@ -15,6 +15,7 @@ from bench.moe.routing import Forward
 from bench.moe.shapes import Shape, assumed_times
 from sglang_prefill_ext.config import MoePolicy, MoeSource
 from sglang_prefill_ext.forward.expert_blocks import ExpertBlocks
+from sglang_prefill_ext.forward.expert_counts import ExpertCounts
 from sglang_prefill_ext.moe.blocks import padded_rows
 from sglang_prefill_ext.moe.policy import Pair, predicted_s
 
@@ -46,7 +47,7 @@ class Outcome:
     regret: float
 
 
-class ReplayedCounts:
+class ReplayedCounts(ExpertCounts):
     """Delivers the counts of a forward as soon as it has ended."""
 
     def __init__(self) -> None:

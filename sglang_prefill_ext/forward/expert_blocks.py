@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
+from prefill_kernels.block_choice import Aligned, choose_block
 from torch import Tensor
 
 from sglang_prefill_ext.config import MoePolicy, MoeSource
+from sglang_prefill_ext.forward.expert_counts import ExpertCounts
 from sglang_prefill_ext.moe.blocks import BlockTable, Entry
 from sglang_prefill_ext.moe.policy import Choice, Pair, Times, choose, choose_pairs, in_effect
 from sglang_prefill_ext.moe.routing import LayerBalance, RoutingAverage, balance_of
@@ -18,18 +19,6 @@ from sglang_prefill_ext.moe.routing import LayerBalance, RoutingAverage, balance
 LOOK_EVERY = 8
 """The routing of one in so many forwards is counted. Counting launches a few small kernels a layer,
 too many for every short forward."""
-
-
-class Counts(Protocol):
-    """Counts the routing of a forward and copies it to the host; see `ExpertCounts`."""
-
-    def begin(self) -> None: ...
-
-    def count(self, layer: int, topk_ids: Tensor) -> None: ...
-
-    def send(self) -> None: ...
-
-    def arrived(self) -> NDArray[np.int32] | None: ...
 
 
 class ExpertBlocks:
@@ -54,7 +43,7 @@ class ExpertBlocks:
         table: BlockTable,
         policy: MoePolicy,
         times: Times,
-        counts: Counts,
+        counts: ExpertCounts,
         *,
         source: MoeSource = MoeSource.HISTORY,
         alone: Collection[Entry] = (),
@@ -126,6 +115,21 @@ class ExpertBlocks:
                 self._counts.begin()
                 self._counting = True
             self._forwards += 1
+
+
+def leave_one(pair: Pair, first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> None:
+    """Let the device choose one entry of a pair: it sets the row count of the other one to 0.
+
+    One launch; nothing is copied to the host.
+
+    Args:
+        first, second: for each entry, the expert of each of its blocks, int32 ``[blocks]`` or
+            longer, and the row count of all blocks, int32 ``[1]``.
+    """
+    choose_block(
+        Aligned(*first, pair.first.block, *pair.first_time),
+        Aligned(*second, pair.second.block, *pair.second_time),
+    )
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from sglang_prefill_ext.forward.expert_choice import leave_one
+from sglang_prefill_ext.forward.expert_blocks import leave_one
 from sglang_prefill_ext.moe.policy import Pair
 
 _ALIGNMENT, _CONFIG = slice(9, 12), 14
