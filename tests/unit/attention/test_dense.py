@@ -1,4 +1,4 @@
-"""Attention with soft caps, windows and sinks against the definition in float64."""
+"""Attention of all tokens, and of the last ones of rows, against the definition in float64."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sglang_prefill_ext.attention.dense import DenseAttention
+from sglang_prefill_ext.attention.dense import (
+    DenseAttention,
+    packed_attention,
+    readout_attention,
+)
 from sglang_prefill_ext.attention.inputs import PLAIN, AttentionVariant
 from sglang_prefill_ext.errors import PackingError
-from sglang_prefill_ext.layout.tokens import ForwardLayout
+from sglang_prefill_ext.layout.tokens import ForwardLayout, GroupSpan
 from tests.unit.attention.inputs import (
     BFLOAT16_TOLERANCE,
     CPU,
@@ -59,6 +63,114 @@ def _assert_right(forward: ForwardLayout, inputs: Inputs, tolerance: float) -> N
     torch.testing.assert_close(read.double(), wanted, atol=tolerance, rtol=0)
 
 
+@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    forward=layouts(),
+    heads=st.sampled_from([(2, 2), (4, 2), (4, 1)]),
+    dims=st.sampled_from([(16, 16), (32, 32), (64, 64), (16, 32), (32, 16)]),
+    seed=st.integers(0, 1000),
+)
+def test_random_layouts(
+    forward: ForwardLayout, heads: tuple[int, int], dims: tuple[int, int], seed: int
+) -> None:
+    _assert_right(forward, random_inputs(forward, heads, dims, seed=seed), FLOAT32_TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        layout((0, 60, *[2] * 50)),
+        layout((0, 50, *[150] * 4)),
+        layout((0, 0, 62)),
+        layout((0, 300, *[2] * 40), (200, 80, 60, 60), (0, 100, 30, 1)),
+        layout((700, 0, 3, 3), (0, 0, 20, 1, 64), (30, 600), (70, 0, 300, 3)),
+    ],
+    ids=["one tile", "copied prefix", "one row", "merged prefixes", "no common prefix"],
+)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float32, FLOAT32_TOLERANCE), (torch.bfloat16, BFLOAT16_TOLERANCE)],
+    ids=["float32", "bfloat16"],
+)
+def test_each_way_of_computing(
+    forward: ForwardLayout, dtype: torch.dtype, tolerance: float
+) -> None:
+    _assert_right(forward, random_inputs(forward, dtype=dtype), tolerance)
+
+
+def test_equal_rows_get_equal_results() -> None:
+    forward = layout((0, 9, 4, 4, 4))
+    inputs, held = random_inputs(forward)
+    for tensor in (inputs.q, inputs.k, inputs.v):
+        tensor[13:17] = tensor[9:13]
+        tensor[17:21] = tensor[9:13]
+    out = packed_attention(forward, CPU).forward(inputs, held)
+    torch.testing.assert_close(out[13:17], out[9:13], atol=1e-6, rtol=0)
+    torch.testing.assert_close(out[17:21], out[9:13], atol=1e-6, rtol=0)
+
+
+@settings(deadline=None, max_examples=60)
+@given(forward=layouts().filter(lambda forward: forward.num_rows > 0), data=st.data())
+def test_a_row_does_not_depend_on_its_company(forward: ForwardLayout, data: st.DataObject) -> None:
+    rows = [
+        (index, row) for index, span in enumerate(forward.groups) for row in range(span.num_rows)
+    ]
+    index, row = data.draw(st.sampled_from(rows))
+    span = forward.groups[index]
+    alone = ForwardLayout((GroupSpan(span.held, span.fresh, span.suffix_lens[row : row + 1]),))
+    start = int(forward.group_starts[index])
+    row_start = start + span.fresh + int(span.suffix_lens[:row].sum())
+    length = int(span.suffix_lens[row])
+    tokens = np.r_[start : start + span.fresh, row_start : row_start + length]
+    inputs, held = random_inputs(forward)
+    packed = packed_attention(forward, CPU).forward(inputs, held)
+    of_row = replace(inputs, q=inputs.q[tokens], k=inputs.k[tokens], v=inputs.v[tokens])
+    single = packed_attention(alone, CPU).forward(of_row, [held[index]])
+    # The same sums in another order: larger numbers differ by more.
+    torch.testing.assert_close(packed[tokens], single, atol=1e-6, rtol=1e-6)
+
+
+def test_inputs_are_left_as_they_are() -> None:
+    forward = layout((300, 40, 30, 30))
+    inputs, held = random_inputs(forward)
+    tensors = (inputs.q, inputs.k, inputs.v)
+    before = [tensor.clone() for tensor in tensors]
+    packed_attention(forward, CPU).forward(inputs, held)
+    assert all(torch.equal(a, b) for a, b in zip(before, tensors, strict=True))
+
+
+def test_held_prefix_of_another_length() -> None:
+    forward = layout((3, 2, 1, 1), (0, 2, 1))
+    inputs, held = random_inputs(forward)
+    with pytest.raises(PackingError, match=r"held has \[0, 0\] tokens per group.*\[3, 0\]"):
+        packed_attention(forward, CPU).forward(inputs, [None, held[1]])
+
+
+def test_another_number_of_tokens() -> None:
+    forward = layout((0, 2, 1, 1))
+    inputs, held = random_inputs(forward)
+    with pytest.raises(PackingError, match="k has 3 tokens, the layout has 4"):
+        packed_attention(forward, CPU).forward(replace(inputs, k=inputs.k[:3]), held)
+
+
+def test_another_number_of_queries() -> None:
+    forward = layout((0, 2, 1, 1))
+    inputs, held = random_inputs(forward)
+    with pytest.raises(PackingError, match="q has 4 tokens, the layout has 2"):
+        readout_attention(forward, CPU).forward(inputs, held)
+
+
+def test_rows_of_any_length_fit_into_memory() -> None:
+    """Padding every row to the longest would take 16,000 x 16,000 keys."""
+    forward = layout((0, 0, 16_000, *[1] * 16_000))
+    inputs, held = random_inputs(forward, heads=(1, 1), dims=(8, 8))
+    read_at = torch.from_numpy(forward.read_positions())
+    out = readout_attention(forward, CPU).forward(replace(inputs, q=inputs.q[read_at]), held)
+    # A row of one token sees its own value only.
+    torch.testing.assert_close(out[1:], inputs.v[16_000:], atol=1e-6, rtol=0)
+    assert np.isfinite(out[0].numpy()).all()
+
+
 @settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.too_slow])
 @given(
     forward=layouts(),
@@ -66,7 +178,7 @@ def _assert_right(forward: ForwardLayout, inputs: Inputs, tolerance: float) -> N
     variant=variants,
     seed=st.integers(0, 1000),
 )
-def test_random_layouts(
+def test_random_variants(
     forward: ForwardLayout, dims: tuple[int, int], variant: AttentionVariant, seed: int
 ) -> None:
     inputs = random_inputs(forward, dims=dims, seed=seed, variant=variant)
