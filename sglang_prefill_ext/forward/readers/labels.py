@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from prefill_kernels.label_readout import combine_shards, label_readout
+from prefill_kernels.label_readout import label_readout
 from torch import Tensor
 
 from sglang_prefill_ext.forward.model import Model
@@ -133,6 +133,6 @@ def _joined(
 ) -> tuple[Tensor, Tensor | None]:
     """Combine logits and log-sum-exp of all ranks, each of its own part of the vocabulary."""
     if lse is None:
-        return combine_shards(gather(logits), None)
+        return gather(logits).amax(dim=0), None
     shards = gather(torch.cat((logits, lse)))  # one exchange for both
-    return combine_shards(shards[:, : len(logits)], shards[:, len(logits) :])
+    return shards[:, : len(logits)].amax(dim=0), shards[:, len(logits) :].logsumexp(dim=0)

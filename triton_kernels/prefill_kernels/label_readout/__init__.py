@@ -1,5 +1,5 @@
 """Label logits, and the log-sum-exp that normalises them, without the logits of the vocabulary."""
 
-from prefill_kernels.label_readout.op import combine_shards, label_readout
+from prefill_kernels.label_readout.op import label_readout
 
-__all__ = ["combine_shards", "label_readout"]
+__all__ = ["label_readout"]

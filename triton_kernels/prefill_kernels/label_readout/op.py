@@ -46,7 +46,7 @@ def label_readout(
             not have reads foreign memory.
         normalised: also pass over the vocabulary; otherwise `lse` is None.
         vocab_start: token id of the first row of `weight`, >= 0. A label that this shard does not
-            hold gets -inf; `combine_shards` joins the shards of all ranks.
+            hold gets -inf, so the largest value of all ranks is that of the whole vocabulary.
         scale: factor of every logit.
         softcap: bound of every scaled logit by tanh; 0 for none.
 
@@ -62,19 +62,6 @@ def label_readout(
     require(softcap >= 0, "softcap", softcap, "pass a positive bound, or 0 for none")
     logits = _label_logits(hidden, weight, label_ids, label_rows, vocab_start, scale, softcap)
     return logits, _vocabulary_lse(hidden, weight, scale, softcap) if normalised else None
-
-
-def combine_shards(label_logits: Tensor, lse: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Join what `label_readout` gave on the ranks that share a vocabulary.
-
-    Args:
-        label_logits: float32 `[ranks, labels]`.
-        lse: float32 `[ranks, rows]`, natural log, or None.
-
-    Returns:
-        `[labels]`, -inf for a label that no rank holds, and `[rows]` or None.
-    """
-    return label_logits.amax(dim=0), None if lse is None else torch.logsumexp(lse, dim=0)
 
 
 def _check(hidden: Tensor, weight: Tensor, label_ids: Tensor, label_rows: Tensor) -> None:
