@@ -69,11 +69,7 @@ def plan_tiles(
             of the device would be idle, keys of long prefixes are divided among more tiles. 0:
             keys are never divided.
         key_heads: number of key heads; the kernel runs one program per tile and key head.
-
-    Raises:
-        PackingError: an argument is out of range, or queries do not ascend.
     """
-    _require(block_tokens >= 1, f"block_tokens is {block_tokens}; it must be at least 1")
     held = np.array([group.held for group in layout.groups], dtype=np.int64)
     fresh = np.array([group.fresh for group in layout.groups], dtype=np.int64)
     group_starts = layout.group_starts
@@ -84,7 +80,6 @@ def plan_tiles(
     if queries is None:
         queries = np.arange(layout.num_tokens)
     else:
-        _check_queries(queries, layout.num_tokens)
         section, segment_start = section[queries], segment_start[queries]
         last_key = last_key[queries]
 
@@ -171,7 +166,8 @@ def with_idle_tiles(plan: KernelPlan, num_tiles: int) -> KernelPlan:
         PackingError: the plan has more tiles already.
     """
     missing = num_tiles - len(plan.tiles)
-    _require(missing >= 0, f"the plan has {len(plan.tiles)} tiles; there is room for {num_tiles}")
+    if missing < 0:
+        raise PackingError(f"the plan has {len(plan.tiles)} tiles; there is room for {num_tiles}")
     tiles = np.concatenate([plan.tiles, np.zeros((missing, plan.tiles.shape[1]), np.int32)])
     return replace(plan, tiles=tiles)
 
@@ -193,22 +189,3 @@ def _cut(
     rank = np.arange(section.size) - np.repeat(window_first, window_lens)
     first = np.flatnonzero(rank % block_tokens == 0)
     return first, np.append(first, section.size)[1:]
-
-
-def _check_queries(queries: NDArray[np.int64], num_tokens: int) -> None:
-    _require(
-        queries.ndim == 1 and queries.dtype == np.int64,
-        f"queries is {queries.dtype} {list(queries.shape)}; it must be int64 [Q]",
-    )
-    if not queries.size:
-        return
-    _require(bool((np.diff(queries) > 0).all()), "queries must ascend, each token once")
-    _require(
-        queries[0] >= 0 and queries[-1] < num_tokens,
-        f"queries are {queries[0]}..{queries[-1]}; the forward has the tokens 0..{num_tokens - 1}",
-    )
-
-
-def _require(holds: bool, message: str) -> None:
-    if not holds:
-        raise PackingError(message)

@@ -34,8 +34,7 @@ class GroupSpan:
         read_lens: int32 `[rows]`, how many tokens at the end of each row are read, each >= 1; None:
             one of each row.
 
-    Raises:
-        PackingError: a length is out of range, or the group has no token in this forward.
+    At least one token is in this forward.
     """
 
     held: int
@@ -43,26 +42,6 @@ class GroupSpan:
     suffix_lens: NDArray[np.int32]
     prefix_reads: int = 0
     read_lens: NDArray[np.int32] | None = None
-
-    def __post_init__(self) -> None:
-        lens = self.suffix_lens
-        if lens.ndim != 1 or lens.dtype != np.int32:
-            raise PackingError(
-                f"suffix_lens must be int32 [rows], got {lens.dtype} {list(lens.shape)}"
-            )
-        if self.held < 0 or self.fresh < 0:
-            raise PackingError(
-                f"held={self.held} and fresh={self.fresh} are token counts and must be >= 0"
-            )
-        if lens.size and np.minimum.reduce(lens) < 1:
-            raise PackingError(
-                f"suffix_lens[{lens.argmin()}] is {lens.min()}: every row needs at least one token "
-                "after the prefix; shorten the prefix by one"
-            )
-        if not self.num_tokens:
-            raise PackingError(
-                f"a group with held={self.held}, fresh=0 and no rows computes nothing; leave it out"
-            )
 
     @property
     def prefix_len(self) -> int:
@@ -92,22 +71,20 @@ class GroupSpan:
 
 @dataclass(frozen=True, eq=False)  # no slots, as above
 class ForwardLayout:
-    """The groups of one forward, in the order in which their tokens are laid out.
+    """The groups of one forward, at least one, in the order in which their tokens are laid out.
 
     Args:
         causal: a token sees the tokens of its prompt up to itself. If False, as in an encoder, it
             sees its whole prompt, so prompts cannot share a prefix.
 
     Raises:
-        PackingError: there is no group, or one has a prefix although `causal` is False.
+        PackingError: a group has a prefix although `causal` is False.
     """
 
     groups: tuple[GroupSpan, ...]
     causal: bool = True
 
     def __post_init__(self) -> None:
-        if not self.groups:
-            raise PackingError("groups is empty: a forward needs at least one token")
         if not self.causal and any(group.prefix_len for group in self.groups):
             raise PackingError(
                 "causal=False with a shared prefix: its tokens would see the rows behind it; make "

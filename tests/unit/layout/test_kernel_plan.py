@@ -211,28 +211,3 @@ def test_arrays_are_int32_and_contiguous(name: str) -> None:
     array = getattr(plan_tiles(FORWARD, block_tokens=2), name)
     assert array.dtype == np.int32
     assert array.flags.c_contiguous
-
-
-@pytest.mark.parametrize(
-    ("queries", "message"),
-    [
-        ([-1, 3], r"queries are -1\.\.3; the forward has the tokens 0\.\.12"),
-        ([3, 13], r"queries are 3\.\.13"),
-        ([3, 3], "must ascend"),
-        ([4, 3], "must ascend"),
-        ([[1, 2]], r"int64 \[1, 2\]; it must be int64 \[Q\]"),
-    ],
-)
-def test_wrong_queries_are_refused(queries: list[int], message: str) -> None:
-    with pytest.raises(PackingError, match=message):
-        plan_tiles(FORWARD, block_tokens=8, queries=np.array(queries))
-
-
-def test_queries_of_another_dtype_are_refused() -> None:
-    with pytest.raises(PackingError, match="queries is float64"):
-        plan_tiles(FORWARD, block_tokens=8, queries=np.array([1.0]))
-
-
-def test_tiles_without_a_query_are_refused() -> None:
-    with pytest.raises(PackingError, match="block_tokens is 0; it must be at least 1"):
-        plan_tiles(FORWARD, block_tokens=0)

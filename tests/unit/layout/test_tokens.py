@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.errors import PackingError
-from sglang_prefill_ext.layout.tokens import ForwardLayout, GroupSpan
+from sglang_prefill_ext.layout.tokens import ForwardLayout
 from tests.unit.attention.strategies import group, layout, layouts
 
 
@@ -88,28 +88,3 @@ def test_a_prefix_chunk_has_nothing_to_read() -> None:
 def test_counts_of_a_group() -> None:
     span = group(4, 3, 1, 2)
     assert (span.prefix_len, span.num_rows, span.num_tokens) == (7, 2, 6)
-
-
-@pytest.mark.parametrize(
-    ("held", "fresh", "lens", "message"),
-    [
-        (-1, 2, [1], "held=-1"),
-        (0, -2, [1], "fresh=-2"),
-        (0, 2, [1, 0], r"suffix_lens\[1\] is 0"),
-        (5, 0, [], "computes nothing"),
-    ],
-)
-def test_lengths_out_of_range(held: int, fresh: int, lens: list[int], message: str) -> None:
-    with pytest.raises(PackingError, match=message):
-        group(held, fresh, *lens)
-
-
-@pytest.mark.parametrize("lens", [np.ones(3, dtype=np.int64), np.ones((2, 2), dtype=np.int32)])
-def test_suffix_lens_of_another_type(lens: np.ndarray) -> None:
-    with pytest.raises(PackingError, match=r"suffix_lens must be int32 \[rows\]"):
-        GroupSpan(0, 1, lens)
-
-
-def test_a_forward_without_groups() -> None:
-    with pytest.raises(PackingError, match="groups is empty"):
-        ForwardLayout(())
