@@ -1,7 +1,6 @@
 """Launch parameters of merge_state on Hopper, and the variants to compile."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 import triton
@@ -12,26 +11,17 @@ from prefill_kernels.variant import TypeSpec, Variant
 TILE_BYTES = 8192
 """Bytes that a program reads of each part: four 16-byte loads per thread are in flight."""
 
-
-@dataclass(frozen=True)
-class Config:
-    """Launch parameters.
-
-    Attributes:
-        block_pairs: (token, head) pairs of one program.
-        block_dim: the head size, rounded up to a power of two.
-        num_warps: warps of one program.
-    """
-
-    block_pairs: int
-    block_dim: int
-    num_warps: int = 4
+NUM_WARPS = 4
 
 
-def config_for(head_dim: int, dtype: torch.dtype) -> Config:
-    """The launch parameters of parts `[tokens, heads, head_dim]` of this dtype."""
-    block_dim: int = triton.next_power_of_2(head_dim)
-    return Config(max(1, TILE_BYTES // (block_dim * dtype.itemsize)), block_dim)
+def constexprs(head_dim: int, dtype: torch.dtype) -> dict[str, int]:
+    """The kernels' compile-time sizes for parts `[tokens, heads, head_dim]` of this dtype."""
+    block_dim = triton.next_power_of_2(head_dim)
+    return {
+        "HEAD_DIM": head_dim,
+        "BLOCK_PAIRS": max(1, TILE_BYTES // (block_dim * dtype.itemsize)),
+        "BLOCK_DIM": block_dim,
+    }
 
 
 def variants() -> Iterator[Variant]:
@@ -46,7 +36,6 @@ def variants() -> Iterator[Variant]:
 
 def _variant(name: str, dtype: torch.dtype, head_dim: int, parts: int | None) -> Variant:
     """The variant for `parts` tensors; None: for any number of parts in one tensor."""
-    config = config_for(head_dim, dtype)
     pointer, strides = f"*{name}:16", ("i32:16", "i32:16")
     signature: dict[str, TypeSpec] = {
         "merged": pointer,
@@ -67,12 +56,8 @@ def _variant(name: str, dtype: torch.dtype, head_dim: int, parts: int | None) ->
         f"{parts or 'any'} parts, {name}, head size {head_dim}",
         merge_parts_kernel if parts is None else merge_states_kernel,
         signature,
-        {
-            "HEAD_DIM": head_dim,
-            "BLOCK_PAIRS": config.block_pairs,
-            "BLOCK_DIM": config.block_dim,
-        },
-        num_warps=config.num_warps,
+        constexprs(head_dim, dtype),
+        num_warps=NUM_WARPS,
         num_stages=1,
         needs_wgmma=False,
     )

@@ -8,7 +8,7 @@ import triton
 from torch import Tensor
 
 from prefill_kernels.errors import check_launchable, check_tensor, require
-from prefill_kernels.merge_state.configs import config_for
+from prefill_kernels.merge_state.configs import NUM_WARPS, constexprs
 from prefill_kernels.merge_state.kernel import merge_parts_kernel, merge_states_kernel
 from prefill_kernels.prepared import PreparedLaunches, look, place
 
@@ -146,19 +146,13 @@ def _prepare(
         _check_out("out", out, outs[0])
     if lse is not None:
         _check_lse("lse", lse, outs[0])
-    config = config_for(head_dim, outs[0].dtype)
+    sizes = constexprs(head_dim, outs[0].dtype)
     return _Launch(
-        grid=(triton.cdiv(tokens * heads, config.block_pairs),),
+        grid=(triton.cdiv(tokens * heads, sizes["BLOCK_PAIRS"]),),
         shape=(tokens, heads, head_dim),
         out_strides=tuple(part.stride()[:2] for part in outs),
         num_pairs=tokens * heads,
-        constants={
-            "HEAD_DIM": head_dim,
-            "BLOCK_PAIRS": config.block_pairs,
-            "BLOCK_DIM": config.block_dim,
-            "num_warps": config.num_warps,
-            "num_stages": 1,
-        },
+        constants={**sizes, "num_warps": NUM_WARPS, "num_stages": 1},
     )
 
 
