@@ -55,7 +55,7 @@ class Piece:
     @property
     def uses_cache(self) -> bool:
         """Whether the prefix cache may supply a part of the prefix."""
-        return self.prefix_key is not None and _is_cacheable(self.prefix_ids)
+        return self.prefix_key is not None and len(self.prefix_ids) > 0
 
     @property
     def is_replayable(self) -> bool:
@@ -120,16 +120,11 @@ def split_request(rows: PackedRows, budget: ForwardBudget, cached: int = 0) -> l
 def cacheable_prefix(rows: PackedRows) -> Int32Array | None:
     """Return the prefix of a request if the prefix cache may supply a part of it, else None.
 
-    Tokens of a prefix that are read have to be computed.
+    Tokens of a prefix that are read have to be computed. The cache is keyed by token ids, so no
+    token may have an embedding override.
     """
-    prefix = rows.tokens[: rows.prefix_len]
     alone = rows.prefix_reads > 0 or len(rows.overrides) > 0
-    return None if alone or not _is_cacheable(prefix) else prefix
-
-
-def _is_cacheable(prefix: Int32Array) -> bool:
-    """The cache is keyed by token ids, so no token of a prefix may have an embedding override."""
-    return len(prefix) > 0 and int(prefix.min()) >= 0
+    return None if alone or not rows.prefix_len else rows.tokens[: rows.prefix_len]
 
 
 def _balanced_cuts(
