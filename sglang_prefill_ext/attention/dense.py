@@ -13,7 +13,7 @@ from torch import Tensor
 from sglang_prefill_ext.attention.dense_calls import DenseCall, DenseCalls
 from sglang_prefill_ext.attention.inputs import HeldKV, LayerInputs, gather_held
 from sglang_prefill_ext.layout.dense_plan import TileBatch, plan_attention
-from sglang_prefill_ext.layout.last_token_plan import RowBatch, plan_readout
+from sglang_prefill_ext.layout.last_token_plan import RowBatch, row_batches, row_spans
 from sglang_prefill_ext.layout.tokens import ForwardLayout
 from sglang_prefill_ext.layout.window_plan import WindowBatch, plan_windowed
 
@@ -47,9 +47,8 @@ def _tile_call(batch: TileBatch, num_tokens: int, device: torch.device) -> Dense
 
 def readout_attention(layout: ForwardLayout, device: torch.device) -> DenseCalls:
     """Plan attention of the last token of every row, without a window."""
-    plan = plan_readout(layout)
-    calls = [_row_call(batch, device) for batch in plan.batches]
-    return DenseCalls(layout, layout.num_rows, calls, spans=plan.spans)
+    calls = [_row_call(batch, device) for batch in row_batches(layout)]
+    return DenseCalls(layout, layout.num_rows, calls, spans=list(row_spans(layout)))
 
 
 def _row_call(batch: RowBatch, device: torch.device) -> DenseCall:

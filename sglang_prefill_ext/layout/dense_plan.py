@@ -79,7 +79,7 @@ class PrefixSpan:
     """
 
     queries: slice
-    """Token numbers or, in a `ReadoutPlan`, row numbers."""
+    """Token numbers or, of `last_token_plan`, row numbers."""
     group: int
     """The group whose held K/V, if any, come first."""
     fresh: slice

@@ -36,23 +36,11 @@ class RowBatch:
         return np.where(padding, np.float32(-np.inf), np.float32(0))[:, None]
 
 
-@dataclass(frozen=True, slots=True)
-class ReadoutPlan:
-    """Every dense call of the last layer's attention."""
+def row_batches(layout: ForwardLayout) -> Iterator[RowBatch]:
+    """Batches of rows of similar length, padded as long as that is cheaper than one more call.
 
-    batches: tuple[RowBatch, ...]
-    """Each row is in exactly one of them."""
-    spans: tuple[PrefixSpan, ...]
-    """One per group that has a prefix and rows; their `queries` are row numbers."""
-
-
-def plan_readout(layout: ForwardLayout) -> ReadoutPlan:
-    """Plan attention of one query a row; depends on the layout alone."""
-    return ReadoutPlan(tuple(_row_batches(layout)), tuple(_spans(layout)))
-
-
-def _row_batches(layout: ForwardLayout) -> Iterator[RowBatch]:
-    """Batches of rows of similar length, padded as long as that is cheaper than one more call."""
+    Each row is in exactly one of them.
+    """
     lens = np.concatenate([group.suffix_lens for group in layout.groups]).astype(np.int64)
     starts = layout.row_starts
     if (lens == lens[0]).all():  # nothing to sort or to pad; always so for a single row
@@ -73,7 +61,8 @@ def _row_batches(layout: ForwardLayout) -> Iterator[RowBatch]:
         first = last
 
 
-def _spans(layout: ForwardLayout) -> Iterator[PrefixSpan]:
+def row_spans(layout: ForwardLayout) -> Iterator[PrefixSpan]:
+    """The prefix of each group that has one, and rows; the queries are row numbers."""
     row = 0
     for index, (group, start) in enumerate(
         zip(layout.groups, layout.group_starts.tolist(), strict=True)

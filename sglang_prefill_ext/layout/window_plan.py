@@ -110,8 +110,7 @@ def _calls(tiles: Iterator[_Tile]) -> Iterator[list[_Tile]]:
                 call, pairs, most_queries = [], 0, tile.queries.size
         call.append(tile)
         pairs += own_pairs
-    if call:
-        yield call
+    yield call
 
 
 def _batch(tiles: Sequence[_Tile]) -> WindowBatch:
