@@ -233,12 +233,6 @@ def test_another_device_is_refused(device: torch.device) -> None:
 # Any number of parts in one tensor
 
 
-def _merged_parts(outs: Tensor, lses: Tensor) -> State:
-    out, lse = torch.empty_like(outs[0]), torch.empty_like(lses[0])
-    merge_parts(outs, lses, out=out, lse=lse)
-    return out, lse
-
-
 @pytest.mark.parametrize("parts", [1, 2, 9])
 @pytest.mark.parametrize(("tokens", "heads", "dim"), [(5, 3, 16), (40, 7, 80), (0, 2, 16)])
 def test_parts_of_one_tensor(
@@ -246,7 +240,7 @@ def test_parts_of_one_tensor(
 ) -> None:
     states = [state(seed, tokens=tokens, heads=heads, dim=dim) for seed in range(parts)]
     outs, lses = (torch.stack(each) for each in zip(*states, strict=True))
-    _assert_merged(_merged_parts(outs, lses), outs.unbind(), lses.unbind())
+    _assert_merged(merge_parts(outs, lses), outs.unbind(), lses.unbind())
 
 
 def test_parts_that_saw_no_key(state: Callable[..., State]) -> None:
@@ -254,13 +248,13 @@ def test_parts_that_saw_no_key(state: Callable[..., State]) -> None:
     empty = _empty_like(some)
     for states in ([empty, some, empty], [some, empty], [empty, some], [empty, empty]):
         outs, lses = (torch.stack(each) for each in zip(*states, strict=True))
-        _assert_merged(_merged_parts(outs, lses), outs.unbind(), lses.unbind())
+        _assert_merged(merge_parts(outs, lses), outs.unbind(), lses.unbind())
 
 
 def test_parts_with_a_nan_are_nan(state: Callable[..., State]) -> None:
     outs, lses = (torch.stack(each) for each in zip(state(0), state(1), strict=True))
     lses[1, 2, 1] = torch.nan
-    out, lse = _merged_parts(outs, lses)
+    out, lse = merge_parts(outs, lses)
     assert lse.isnan().nonzero().tolist() == [[2, 1]]
     assert out.isnan().all(-1).nonzero().tolist() == [[2, 1]]
 
@@ -268,7 +262,7 @@ def test_parts_with_a_nan_are_nan(state: Callable[..., State]) -> None:
 def test_large_lse_of_parts_and_any_strides(device: torch.device) -> None:
     outs = torch.randn(5, 2, 3, 16, device=device).transpose(0, 2)
     lses = 1e4 + torch.randn(2, 5, 3, device=device).permute(2, 0, 1)
-    _assert_merged(_merged_parts(outs, lses), outs.unbind(), lses.unbind())
+    _assert_merged(merge_parts(outs, lses), outs.unbind(), lses.unbind())
 
 
 @pytest.mark.parametrize(
@@ -284,7 +278,7 @@ def test_wrong_parts_are_refused(
 ) -> None:
     outs, lses = (torch.zeros(shape, device=device) for shape in shapes)
     with pytest.raises(KernelArgumentError, match=f"^{name} is "):
-        merge_parts(outs, lses, out=OUT.to(device), lse=LSE.to(device))
+        merge_parts(outs, lses)
 
 
 def test_without_the_interpreter_a_cpu_tensor_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

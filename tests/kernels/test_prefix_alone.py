@@ -22,9 +22,8 @@ from tests.unit.attention.strategies import layout, layouts
 FORWARD = layout((21, 13, 2, 3, 2, 19, 1), (0, 0, 5, 4), (40, 6), (0, 9, 30))
 
 
-def run(case: Case, **outputs: Tensor) -> tuple[Tensor, Tensor]:
-    parts = KeyParts.PREFIX
-    return shared_prefix_attention(*case.arguments, cached=case.cached, parts=parts, **outputs)
+def run(case: Case) -> tuple[Tensor, Tensor]:
+    return shared_prefix_attention(*case.arguments, cached=case.cached, parts=KeyParts.PREFIX)
 
 
 @pytest.mark.parametrize("block_tokens", [5, 16])
@@ -50,13 +49,6 @@ def test_the_merged_halves_are_the_whole(device: torch.device, forward: ForwardL
     case = make_case(forward, device, torch.float32, block_tokens=16)
     own = shared_prefix_attention(*case.arguments, parts=KeyParts.OWN)
     case.check(merge_state(*run(case), *own))
-
-
-def test_given_outputs_are_written(device: torch.device) -> None:
-    case = make_case(FORWARD, device, torch.float32)
-    out, lse = torch.empty_like(case.q), case.q.new_empty(case.q.shape[:2])
-    run(case, out=out, lse=lse)
-    case.check((out, lse), KeyParts.PREFIX)
 
 
 def test_wrong_arguments_are_refused(device: torch.device) -> None:

@@ -49,9 +49,9 @@ def test_a_wrong_way_to_join_divided_keys_is_named(
 ) -> None:
     right = op.merge_parts
 
-    def wrong(*args: torch.Tensor, out: torch.Tensor, lse: torch.Tensor) -> None:
-        right(*args, out=out, lse=lse)
-        out += 1
+    def wrong(*args: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse = right(*args)
+        return out + 1, lse
 
     monkeypatch.setattr(op, "merge_parts", wrong)
     assert probe.wrong_kernel(HEADS, torch.float32, device).startswith("divided attention is off")

@@ -138,27 +138,6 @@ def test_no_part_is_no_key(device: torch.device) -> None:
     assert (lse == -torch.inf).all()
 
 
-def test_given_outputs_are_written_and_may_be_strided(device: torch.device) -> None:
-    case = make_case(FORWARD, device, torch.float32)
-    num_queries = case.q.shape[0]
-    out = torch.full((4, num_queries, 16), torch.nan, device=device).transpose(0, 1)
-    lse = torch.full((4, num_queries), torch.nan, device=device).t()
-    result = shared_prefix_attention(*case.arguments, cached=case.cached, out=out, lse=lse)
-    assert result[0] is out
-    assert result[1] is lse
-    case.check(result)
-
-
-def test_out_may_be_q(device: torch.device) -> None:
-    case = make_case(FORWARD, device, torch.float32)
-    q = case.q.clone()
-    out, lse = shared_prefix_attention(
-        q, case.k, case.v, case.plan, case.scale, cached=case.cached, out=q
-    )
-    assert out is q
-    case.check((out, lse))
-
-
 def test_padding_tiles_and_queries_of_no_tile(device: torch.device) -> None:
     case = make_case(FORWARD, device, torch.float32)
     padding = case.plan.tiles.new_zeros(3, 10)
@@ -238,20 +217,6 @@ def test_divided_keys_of_every_query_and_part(device: torch.device) -> None:
         case.check(run(case, parts), parts)
 
 
-@pytest.mark.usefixtures("_divided")
-def test_divided_keys_and_given_outputs(device: torch.device) -> None:
-    case = make_case(DIVIDED, device, torch.float32, DIVIDED.row_ends.tolist(), programs=15)
-    out = torch.full((4, 4, 16), torch.nan, device=device).transpose(0, 1)
-    lse = torch.full((4, 4), torch.nan, device=device).t()
-    result = shared_prefix_attention(*case.arguments, cached=case.cached, out=out, lse=lse)
-    assert result[0] is out
-    assert result[1] is lse
-    case.check(result)
-    q = case.q.clone()
-    arguments = (q, *case.arguments[1:])
-    case.check(shared_prefix_attention(*arguments, cached=case.cached, out=q))
-
-
 def _with_plan(**changes: Tensor | int) -> Callable[[Case], Case]:
     return lambda case: case.replace(plan=replace(case.plan, **changes))
 
@@ -310,24 +275,6 @@ def test_wrong_arguments_are_refused(
     )
     with pytest.raises(KernelArgumentError, match=message):
         run(changed.replace(plan=plan))
-
-
-@pytest.mark.parametrize(
-    ("name", "shape", "dtype"),
-    [
-        ("out", (56, 4, 8), torch.float32),
-        ("out", (56, 4, 16), torch.float16),
-        ("lse", (4, 56), torch.float32),
-        ("lse", (56, 4), torch.float64),
-    ],
-)
-def test_wrong_outputs_are_refused(
-    device: torch.device, name: str, shape: tuple[int, ...], dtype: torch.dtype
-) -> None:
-    case = make_case(FORWARD, device, torch.float32)
-    given_output = {name: torch.zeros(shape, dtype=dtype, device=device)}
-    with pytest.raises(KernelArgumentError, match=f"^{name} is"):
-        shared_prefix_attention(*case.arguments, cached=case.cached, **given_output)
 
 
 def test_wrong_arguments_are_refused_however_often(device: torch.device) -> None:

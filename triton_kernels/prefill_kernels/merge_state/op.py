@@ -87,26 +87,26 @@ def merge_states(
     return out, lse
 
 
-def merge_parts(outs: Tensor, lses: Tensor, *, out: Tensor, lse: Tensor) -> None:
-    """`merge_states` of any number of parts in one tensor; writes to tensors of the caller.
+def merge_parts(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
+    """`merge_states` of any number of parts in one tensor.
 
     Args:
         outs: `[parts, tokens, heads, head_dim]`, at least one part; see `merge_states`.
         lses: float32 `[parts, tokens, heads]`, any strides.
-        out, lse: where to write, shaped as one part and typed as all; must not overlap them.
 
     Raises:
         KernelArgumentError: as `merge_states` does.
     """
-    key = (place(outs), look(outs), look(lses), look(out), look(lse))
+    key = (place(outs), look(outs), look(lses))
     prepared = _PARTS_LAUNCHES.get(key)
     if prepared is None:
         check_launchable("outs", outs)
         check_tensor("outs", outs, (None, None, None, None), DTYPES, outs.device)
         require(outs.shape[0] > 0, "outs", "without parts", "pass at least one")
         _check_lse("lses", lses, outs)
-        prepared = _prepare((outs[0],), (lses[0],), out, lse)
-        prepared = _PARTS_LAUNCHES.keep(key, prepared)
+        prepared = _PARTS_LAUNCHES.keep(key, _prepare((outs[0],), (lses[0],), None, None))
+    out = outs.new_empty(prepared.shape)
+    lse = outs.new_empty(prepared.shape[:2], dtype=torch.float32)
     if prepared.grid[0]:
         merge_parts_kernel[prepared.grid](
             *(outs, outs.stride()[:3], lses, lses.stride()),
@@ -114,6 +114,7 @@ def merge_parts(outs: Tensor, lses: Tensor, *, out: Tensor, lse: Tensor) -> None
             *(outs.shape[0], prepared.num_pairs, prepared.shape[1]),
             **prepared.constants,
         )
+    return out, lse
 
 
 class _Launch(NamedTuple):

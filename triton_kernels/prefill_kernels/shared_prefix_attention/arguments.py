@@ -122,10 +122,3 @@ def check_cached(cached: CachedKV, q: Tensor, k: Tensor, v: Tensor) -> None:
         check_tensor(name, cache, [None, *fresh.shape[1:]], [q.dtype], q.device)
     slots, remedy = cached.v.shape[0], f"it must have {cached.k.shape[0]}, as cached.k"
     require(cached.k.shape[0] == slots, "cached.v", f"of {slots} slots", remedy)
-
-
-def check_outputs(out: Tensor | None, lse: Tensor | None, q: Tensor, value_dim: int) -> None:
-    if out is not None:
-        check_tensor("out", out, [*q.shape[:2], value_dim], [q.dtype], q.device)
-    if lse is not None:
-        check_tensor("lse", lse, q.shape[:2], [torch.float32], q.device, any_stride=True)

@@ -16,7 +16,6 @@ from prefill_kernels.shared_prefix_attention.arguments import (
     TilePlan,
     check_cached,
     check_inputs,
-    check_outputs,
     check_scores,
 )
 from prefill_kernels.shared_prefix_attention.configs import (
@@ -80,8 +79,6 @@ def shared_prefix_attention(
     soft_cap: float = 0.0,
     window: int | None = None,
     sinks: Tensor | None = None,
-    out: Tensor | None = None,
-    lse: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`softmax(q k^T * scale) v` over the keys that `plan` lets each query see.
 
@@ -111,14 +108,11 @@ def shared_prefix_attention(
         sinks: `[H]`, any floating dtype: per head the score of one more key that every query sees,
             and whose value is 0 (Xiao et al. 2024). If results over several parts are joined, pass
             them in one of the calls only.
-        out: `[Q, H, Dv]` in the dtype of q to write to; may be q if D == Dv, and must not share
-            memory with other arguments.
-        lse: float32 `[Q, H]` to write to, any strides.
 
     Returns:
-        `out` and `lse`, the natural-log sum of exponentials of the scores, sinks included. A query
-        without any key has `out` 0 and as `lse` its sink or -inf. Queries of no tile are not
-        written; if `plan.parts` > 1, their values are undefined.
+        `out` `[Q, H, Dv]` in the dtype of q and `lse` float32 `[Q, H]`, the natural-log sum of
+        exponentials of the scores, sinks included. A query without any key has `out` 0 and as `lse`
+        its sink or -inf. The values of queries of no tile are undefined.
 
         K and V are read within the ranges of the plan's tiles only. All their numbers there must be
         finite: a weight of 0 does not hide a NaN of another row in the same tile.
@@ -133,60 +127,41 @@ def shared_prefix_attention(
     key = (
         *(place(q), look(q), look(k), look(v), plan.look, scale, parts.value),
         *(None if cached is None else cached.look(), soft_cap, window, look(sinks)),
-        *(look(out), look(lse)),
     )
     prepared = _LAUNCHES.get(key)
     if prepared is None:
-        arguments = (q, k, v, plan, scale, cached, parts, soft_cap, window, sinks, out, lse)
+        arguments = (q, k, v, plan, scale, cached, parts, soft_cap, window, sinks)
         prepared = _LAUNCHES.keep(key, _prepare(*arguments))
-    out = q.new_empty(prepared.out_shape) if out is None else out
-    lse = q.new_empty(prepared.out_shape[:2], dtype=torch.float32) if lse is None else lse
-    if not prepared.grid[0]:
-        return out, lse
-    whole, whole_lse = out, lse
-    if plan.parts > 1:
-        out, lse = _empty_parts(q, plan.parts, prepared.out_shape)
+    out, lse = _empty_results(q, plan.parts, prepared.out_shape)
     # Placeholders, never read, where there is no cache.
     k_cache, v_cache, table = (
         (k, v, plan.tiles) if cached is None else (cached.k, cached.v, cached.page_table)
     )
     q_strides, k_strides, v_strides, k_cache_strides, v_cache_strides = prepared.tensor_strides
-    attention_kernel[prepared.grid](
-        *(q, q_strides, k, k_strides, v, v_strides),
-        *(k_cache, k_cache_strides, v_cache, v_cache_strides),
-        *(table, plan.query_token, plan.segment_start, plan.tiles),
-        *(out, prepared.out_strides, lse, prepared.lse_strides, sinks),
-        *(prepared.scale, prepared.key_heads),
-        **prepared.constants,
-    )
-    if plan.parts > 1:
-        merge_parts(out, lse, out=whole, lse=whole_lse)
-    return whole, whole_lse
+    if prepared.grid[0]:
+        attention_kernel[prepared.grid](
+            *(q, q_strides, k, k_strides, v, v_strides),
+            *(k_cache, k_cache_strides, v_cache, v_cache_strides),
+            *(table, plan.query_token, plan.segment_start, plan.tiles),
+            *(out, prepared.out_strides, lse, prepared.lse_strides, sinks),
+            *(prepared.scale, prepared.key_heads),
+            **prepared.constants,
+        )
+    return merge_parts(out, lse) if plan.parts > 1 else (out, lse)
 
 
-def _empty_parts(q: Tensor, parts: int, shape: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
-    """Allocate `out` and `lse` of `parts` results of that shape.
+def _empty_results(q: Tensor, parts: int, shape: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
+    """Allocate `out` and `lse` of that shape or, of several parts, `parts` times that shape.
 
     The distance between parts is a multiple of 16 elements for any number of queries: for other
     distances Triton would compile the kernel again.
     """
+    if parts == 1:
+        return q.new_empty(shape), q.new_empty(shape[:2], dtype=torch.float32)
     queries, heads, width = shape
     padded = -(-queries // 16) * 16
     out = q.new_empty(parts, padded, heads, width)[:, :queries]
     return out, q.new_empty(parts, padded, heads, dtype=torch.float32)[:, :queries]
-
-
-def _output_strides(
-    q: Tensor, out: Tensor | None, lse: Tensor | None, parts: int, shape: tuple[int, int, int]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Strides of the tensors that the kernel writes: those given, or those to be allocated."""
-    like = q.new_empty(0, device="meta")
-    if parts > 1:
-        out, lse = _empty_parts(like, parts, shape)
-        return out.stride()[:3], lse.stride()
-    out = like.new_empty(shape) if out is None else out
-    lse = like.new_empty(shape[:2]) if lse is None else lse
-    return (0, *out.stride()[:2]), (0, *lse.stride())
 
 
 def _prepare(
@@ -200,8 +175,6 @@ def _prepare(
     soft_cap: float,
     window: int | None,
     sinks: Tensor | None,
-    out: Tensor | None,
-    lse: Tensor | None,
 ) -> _Launch:
     """Check everything, and compute what does not depend on the tensors' contents."""
     head_dim = max(q.shape[-1], v.shape[-1])
@@ -213,7 +186,6 @@ def _prepare(
     remedy = f"it must be 1 to {limit}; ask block_tokens() before planning"
     require(1 <= plan.block_tokens <= limit, "plan.block_tokens", plan.block_tokens, remedy)
     assert config is not None
-    check_outputs(out, lse, q, value_dim)
     if cached is None:
         tensors = (q, k, v, k, v)
         parts &= ~KeyParts.CACHED
@@ -223,12 +195,13 @@ def _prepare(
     # The kernel computes tanh(x) from 2 * x; without a cap, the scale also converts to base 2.
     scale *= 2 / soft_cap if soft_cap else math.log2(math.e)
     out_shape = (q.shape[0], q.shape[1], value_dim)
-    out_strides, lse_strides = _output_strides(q, out, lse, plan.parts, out_shape)
+    out, lse = _empty_results(q.new_empty(0, device="meta"), plan.parts, out_shape)
+    no_parts = (0,) * (plan.parts == 1)
     return _Launch(
         grid=(plan.tiles.shape[0] * k.shape[1],),
         tensor_strides=tuple(x.stride()[:2] for x in tensors),
-        out_strides=out_strides,
-        lse_strides=lse_strides,
+        out_strides=(*no_parts, *out.stride()[:-1]),
+        lse_strides=(*no_parts, *lse.stride()),
         scale=scale,
         key_heads=k.shape[1],
         out_shape=out_shape,
