@@ -1,4 +1,4 @@
-"""Time merge_states against the same formula in PyTorch.
+"""Time merge_state against the same formula in PyTorch.
 
 Run as ``python -m bench.kernels.bench_merge_state``. The heads are those of Qwen3-0.6B (16 of size
 128) and Qwen3-8B (32 of size 128).
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from itertools import product
 
 import torch
-from prefill_kernels.merge_state import merge_states
+from prefill_kernels.merge_state import merge_state
 from torch import Tensor
 
 from bench.kernels.harness import Case, Way, cuda_device, measure
@@ -25,13 +25,13 @@ def main() -> None:
 
 
 def cases(device: torch.device) -> Iterator[Case]:
-    for tokens, heads, parts in product((64, 1024, 16384), (16, 32), (2, 3)):
-        yield make_case(tokens, heads, parts, device)
+    for tokens, heads in product((64, 1024, 16384), (16, 32)):
+        yield make_case(tokens, heads, device)
 
 
-def make_case(tokens: int, heads: int, parts: int, device: torch.device) -> Case:
-    outs = torch.randn(parts, tokens, heads, HEAD_DIM, dtype=DTYPE, device=device).unbind()
-    lses = torch.randn(parts, tokens, heads, device=device).unbind()
+def make_case(tokens: int, heads: int, device: torch.device) -> Case:
+    outs = torch.randn(2, tokens, heads, HEAD_DIM, dtype=DTYPE, device=device).unbind()
+    lses = torch.randn(2, tokens, heads, device=device).unbind()
 
     def compiled() -> Way:
         torch.compiler.reset()  # so that every case is compiled for its own shape
@@ -40,13 +40,13 @@ def make_case(tokens: int, heads: int, parts: int, device: torch.device) -> Case
 
     return Case(
         "merge_state",
-        {"tokens": tokens, "heads": heads, "head_dim": HEAD_DIM, "parts": parts},
+        {"tokens": tokens, "heads": heads, "head_dim": HEAD_DIM},
         DTYPE,
         # Each part is read once; the result, as large as one part, is written once.
-        moved_bytes=(parts + 1) * (outs[0].nbytes + lses[0].nbytes),
-        flops=2 * parts * outs[0].numel(),
+        moved_bytes=3 * (outs[0].nbytes + lses[0].nbytes),
+        flops=4 * outs[0].numel(),
         tolerance=2e-2,
-        ours={"merge_states": lambda: lambda: merge_states(outs, lses)},
+        ours={"merge_state": lambda: lambda: merge_state(outs[0], lses[0], outs[1], lses[1])},
         baselines={
             "torch": lambda: lambda: _merge_in_torch(outs, lses),
             "torch.compile": compiled,

@@ -1,9 +1,8 @@
-"""merge_state and merge_states against float64, and what they must not read or write."""
+"""merge_state and merge_parts against float64, and what they must not read or write."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ import triton
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prefill_kernels.errors import KernelArgumentError
-from prefill_kernels.merge_state import merge_parts, merge_state, merge_states
+from prefill_kernels.merge_state import merge_parts, merge_state
 from prefill_kernels.merge_state.op import MAX_PAIRS
 from prefill_kernels.merge_state.reference import merge_states_reference
 from torch import Tensor
@@ -45,27 +44,23 @@ def _assert_merged(merged: State, outs: Sequence[Tensor], lses: Sequence[Tensor]
     torch.testing.assert_close(merged[1].double(), expected_lse, atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("parts", [2, 3, 4])
 @pytest.mark.parametrize(("heads", "dim"), [(1, 1), (3, 16), (7, 80), (2, 96), (5, 256)])
 def test_merge_as_defined(
-    state: Callable[..., State], parts: int, heads: int, dim: int, dtype: torch.dtype
+    state: Callable[..., State], heads: int, dim: int, dtype: torch.dtype
 ) -> None:
-    states = [state(seed, tokens=11, heads=heads, dim=dim) for seed in range(parts)]
-    outs, lses = zip(*states, strict=True)
-    merged = merge_states(outs, lses)
+    a, b = (state(seed, tokens=11, heads=heads, dim=dim) for seed in range(2))
+    merged = merge_state(*a, *b)
     assert merged[0].dtype == dtype
     assert merged[1].dtype == torch.float32
-    _assert_merged(merged, outs, lses)
+    _assert_merged(merged, (a[0], b[0]), (a[1], b[1]))
 
 
 @settings(max_examples=40)
 @given(
-    lses=st.integers(2, 4).flatmap(
-        lambda parts: st.lists(
-            st.tuples(*[st.one_of(st.just(-torch.inf), st.floats(-300, 300))] * parts),
-            min_size=1,
-            max_size=6,
-        )
+    lses=st.lists(
+        st.tuples(*[st.one_of(st.just(-torch.inf), st.floats(-300, 300))] * 2),
+        min_size=1,
+        max_size=6,
     )
 )
 def test_any_weights(device: torch.device, lses: list[tuple[float, ...]]) -> None:
@@ -78,23 +73,15 @@ def test_any_weights(device: torch.device, lses: list[tuple[float, ...]]) -> Non
     largest = table.amax(dim=1)
     for out, lse in zip(outs, parts, strict=True):
         out[(lse[:, 0] == -torch.inf) | (lse[:, 0] < largest - 110)] = torch.nan
-    out, lse = merge_states(outs, parts)
+    out, lse = merge_state(outs[0], parts[0], outs[1], parts[1])
     torch.testing.assert_close(out.double(), expected[0], atol=1e-6, rtol=1e-6)
     torch.testing.assert_close(lse.double(), expected[1], atol=1e-6, rtol=1e-6)
 
 
-def test_two_parts_are_merge_states_of_two(state: Callable[..., State]) -> None:
-    a, b = state(0), state(1)
-    merged = merge_state(*a, *b)
-    expected = merge_states((a[0], b[0]), (a[1], b[1]))
-    assert torch.equal(merged[0], expected[0])
-    assert torch.equal(merged[1], expected[1])
-
-
 def test_empty_parts_change_nothing(state: Callable[..., State]) -> None:
     full = state(0)
-    for parts in ((full, _empty_like(full)), (_empty_like(full), full, _empty_like(full))):
-        out, lse = merge_states(*zip(*parts, strict=True))
+    for first, second in ((full, _empty_like(full)), (_empty_like(full), full)):
+        out, lse = merge_state(*first, *second)
         assert torch.equal(out, full[0])
         assert torch.equal(lse, full[1])
 
@@ -150,7 +137,7 @@ def test_a_broadcast_part(state: Callable[..., State]) -> None:
     """One state for all tokens has a token stride of 0."""
     one, other = state(0, tokens=1), state(1)
     outs, lses = (one[0].expand(5, 3, 16), other[0]), (one[1].expand(5, 3), other[1])
-    _assert_merged(merge_states(outs, lses), outs, lses)
+    _assert_merged(merge_state(outs[0], lses[0], *other), outs, lses)
 
 
 @pytest.mark.parametrize("place", [0, 1])
@@ -186,30 +173,24 @@ OUT, LSE = torch.zeros(5, 3, 16), torch.zeros(5, 3)
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        ("outs", {"outs": [OUT]}),
-        ("outs", {"outs": [OUT] * 5}),
-        ("lses", {"lses": [LSE] * 3}),
-        ("outs[0]", {"outs": [OUT[0], OUT]}),
-        ("outs[0]", {"outs": [OUT.double(), OUT]}),
-        ("outs[0]", {"outs": [OUT[..., ::2], OUT[..., :8]]}),
-        ("outs[0]", {"outs": [OUT[..., :0], OUT[..., :0]]}),
-        ("outs[1]", {"outs": [OUT, OUT.half()]}),
-        ("outs[1]", {"outs": [OUT, OUT[:, :2]]}),
-        ("lses[1]", {"lses": [LSE, LSE.half()]}),
-        ("lses[1]", {"lses": [LSE, LSE[:4]]}),
+        ("out_a", {"out_a": OUT[0]}),
+        ("out_a", {"out_a": OUT.double()}),
+        ("out_a", {"out_a": OUT[..., ::2], "out_b": OUT[..., :8]}),
+        ("out_a", {"out_a": OUT[..., :0], "out_b": OUT[..., :0]}),
+        ("out_b", {"out_b": OUT.half()}),
+        ("out_b", {"out_b": OUT[:, :2]}),
+        ("lse_b", {"lse_b": LSE.half()}),
+        ("lse_b", {"lse_b": LSE[:4]}),
         ("out", {"out": OUT.half()}),
         ("out", {"out": OUT[:4]}),
         ("lse", {"lse": LSE.double()}),
         ("lse", {"lse": LSE.T}),
     ],
 )
-def test_refused(device: torch.device, name: str, changes: dict[str, Any]) -> None:
-    def move(value: Any) -> Any:
-        return [move(x) for x in value] if isinstance(value, list) else value.to(device)
-
-    arguments = {"outs": [OUT, OUT], "lses": [LSE, LSE]} | changes
+def test_refused(device: torch.device, name: str, changes: dict[str, Tensor]) -> None:
+    arguments = {"out_a": OUT, "lse_a": LSE, "out_b": OUT, "lse_b": LSE} | changes
     with pytest.raises(KernelArgumentError) as caught:
-        merge_states(**{key: move(value) for key, value in arguments.items()})
+        merge_state(**{key: value.to(device) for key, value in arguments.items()})
     assert caught.value.name == name
     assert str(caught.value).startswith(f"{name} is ")
 
@@ -225,9 +206,9 @@ def test_too_many_tokens_are_refused(device: torch.device) -> None:
 def test_another_device_is_refused(device: torch.device) -> None:
     here, elsewhere = OUT.to(device), torch.zeros(5, 3, 16, device="meta")
     with pytest.raises(KernelArgumentError, match=f"move it to {device}"):
-        merge_states([here, elsewhere], [LSE.to(device)] * 2)
+        merge_state(here, LSE.to(device), elsewhere, LSE.to(device))
     with pytest.raises(KernelArgumentError, match="is on meta"):
-        merge_states([here, here], [LSE.to(device), LSE.to("meta")])
+        merge_state(here, LSE.to(device), here, LSE.to("meta"))
 
 
 # Any number of parts in one tensor
@@ -284,4 +265,4 @@ def test_wrong_parts_are_refused(
 def test_without_the_interpreter_a_cpu_tensor_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
     with pytest.raises(KernelArgumentError, match="TRITON_INTERPRET=1 before triton"):
-        merge_states([OUT, OUT], [LSE, LSE])
+        merge_state(OUT, LSE, OUT, LSE)

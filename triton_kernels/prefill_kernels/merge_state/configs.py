@@ -25,11 +25,10 @@ def constexprs(head_dim: int, dtype: torch.dtype) -> dict[str, int]:
 
 
 def variants() -> Iterator[Variant]:
-    """Two, four and any number of parts; a head size that is a power of two and one that is not."""
+    """Two and any number of parts; a head size that is a power of two and one that is not."""
     for dtype, name in ((torch.bfloat16, "bf16"), (torch.float32, "fp32")):
         for head_dim in (80, 128):
-            for parts in (2, 4):
-                yield _variant(name, dtype, head_dim, parts)
+            yield _variant(name, dtype, head_dim, 2)
     for head_dim in (80, 128):
         yield _variant("bf16", torch.bfloat16, head_dim, None)
 

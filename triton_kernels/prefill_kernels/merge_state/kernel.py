@@ -1,6 +1,6 @@
 """Kernels that merge parts of attention; a program merges all parts of some (token, head) pairs.
 
-`merge_states_kernel` takes each of 2 to 4 parts as a tensor, and may overwrite one of them.
+`merge_states_kernel` takes each part as a tensor, and may overwrite one of them.
 `merge_parts_kernel` takes any number of parts in one tensor.
 """
 

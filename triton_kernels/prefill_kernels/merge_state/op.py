@@ -1,6 +1,5 @@
 """Merge attention over disjoint key sets in one launch."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -26,60 +25,49 @@ def merge_state(
     out: Tensor | None = None,
     lse: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`merge_states` of two parts."""
-    return merge_states((out_a, out_b), (lse_a, lse_b), out=out, lse=lse)
-
-
-def merge_states(
-    outs: Sequence[Tensor],
-    lses: Sequence[Tensor],
-    *,
-    out: Tensor | None = None,
-    lse: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Attention over the union of disjoint key sets, from the attention over each.
+    """Attention over the union of two disjoint key sets, from the attention over each.
 
     ::
 
-        lse = log(sum_i exp(lses[i]))
-        out = sum_i exp(lses[i] - lse) * outs[i]
+        lse = log(exp(lse_a) + exp(lse_b))
+        out = exp(lse_a - lse) * out_a + exp(lse_b - lse) * out_b
 
     Source: the composition of attention states in FlashInfer (Ye et al. 2025, section 2.2), which
-    is the rescaling step of FlashAttention (Dao et al. 2022, algorithm 1) for several blocks.
+    is the rescaling step of FlashAttention (Dao et al. 2022, algorithm 1) for two blocks.
 
     Args:
-        outs: 2 to 4 parts `[tokens, heads, head_dim]`, all of one dtype: bfloat16, float16 or
-            float32. The last dimension has stride 1, the others any.
-        lses: for each part float32 `[tokens, heads]`, any strides, natural log; -inf where the part
-            saw no key.
+        out_a, out_b: `[tokens, heads, head_dim]`, both of one dtype: bfloat16, float16 or float32.
+            The last dimension has stride 1, the others any.
+        lse_a, lse_b: float32 `[tokens, heads]`, any strides, natural log; -inf where the part saw
+            no key.
         out, lse: where to write, shaped and typed as one part; allocated if not given. Each may be
             one of the parts' own tensors, and must not overlap them otherwise.
 
     Returns:
         `out` `[tokens, heads, head_dim]` and `lse` float32 `[tokens, heads]`. A part of weight zero
-        is not read, whatever its `out` holds (NaN included). Where every part is empty, `out` is 0
-        and `lse` is -inf. A NaN among the `lses` makes both NaN.
+        is not read, whatever its `out` holds (NaN included). Where both parts are empty, `out` is 0
+        and `lse` is -inf. Where one `lse` is NaN, both are NaN.
 
     Raises:
-        KernelArgumentError: wrong number of parts, or a dtype, shape, stride or device that the
-            kernel cannot take; nothing was launched.
+        KernelArgumentError: a dtype, shape, stride or device that the kernel cannot take; nothing
+            was launched.
     """
-    where = place(outs[0]) if outs else None
-    key = (where, *map(look, outs), None, *map(look, lses), None, look(out), look(lse))
+    looks = map(look, (out_a, lse_a, out_b, lse_b, out, lse))
+    key = (place(out_a), *looks)
     prepared = _LAUNCHES.get(key)
     if prepared is None:
-        count = len(outs)
-        require(2 <= count <= 4, "outs", f"{count} parts", "pass 2 to 4")
-        require(len(lses) == count, "lses", f"{len(lses)} parts", f"pass {count}, as in outs")
-        prepared = _LAUNCHES.keep(key, _prepare(outs, lses, out, lse))
+        check_launchable("out_a", out_a)
+        check_tensor("out_a", out_a, (None, None, None), DTYPES, out_a.device)
+        _check(out_a, {"out_b": out_b, "out": out}, {"lse_a": lse_a, "lse_b": lse_b, "lse": lse})
+        prepared = _LAUNCHES.keep(key, _prepare("out_a", out_a, out_b))
     shape = prepared.shape
-    out = outs[0].new_empty(shape) if out is None else out
-    lse = outs[0].new_empty(shape[:2], dtype=torch.float32) if lse is None else lse
+    out = out_a.new_empty(shape) if out is None else out
+    lse = out_a.new_empty(shape[:2], dtype=torch.float32) if lse is None else lse
     if prepared.grid[0]:
         merge_states_kernel[prepared.grid](
-            tuple(outs),
+            (out_a, out_b),
             prepared.out_strides,
-            tuple(map(_dense, lses)),
+            (_dense(lse_a), _dense(lse_b)),
             *(out, out.stride()[:2], lse, lse.stride()),
             *(prepared.num_pairs, shape[1]),
             **prepared.constants,
@@ -88,14 +76,14 @@ def merge_states(
 
 
 def merge_parts(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
-    """`merge_states` of any number of parts in one tensor.
+    """`merge_state` of any number of parts in one tensor.
 
     Args:
-        outs: `[parts, tokens, heads, head_dim]`, at least one part; see `merge_states`.
+        outs: `[parts, tokens, heads, head_dim]`, at least one part; see `merge_state`.
         lses: float32 `[parts, tokens, heads]`, any strides.
 
     Raises:
-        KernelArgumentError: as `merge_states` does.
+        KernelArgumentError: as `merge_state` does.
     """
     key = (place(outs), look(outs), look(lses))
     prepared = _PARTS_LAUNCHES.get(key)
@@ -103,8 +91,8 @@ def merge_parts(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
         check_launchable("outs", outs)
         check_tensor("outs", outs, (None, None, None, None), DTYPES, outs.device)
         require(outs.shape[0] > 0, "outs", "without parts", "pass at least one")
-        _check_lse("lses", lses, outs)
-        prepared = _PARTS_LAUNCHES.keep(key, _prepare((outs[0],), (lses[0],), None, None))
+        _check(outs, {}, {"lses": lses})
+        prepared = _PARTS_LAUNCHES.keep(key, _prepare("outs", outs[0]))
     out = outs.new_empty(prepared.shape)
     lse = outs.new_empty(prepared.shape[:2], dtype=torch.float32)
     if prepared.grid[0]:
@@ -131,27 +119,17 @@ _LAUNCHES = PreparedLaunches[_Launch]()
 _PARTS_LAUNCHES = PreparedLaunches[_Launch]()
 
 
-def _prepare(
-    outs: Sequence[Tensor], lses: Sequence[Tensor], out: Tensor | None, lse: Tensor | None
-) -> _Launch:
-    """Check all tensors, and compute what does not depend on their contents."""
-    check_launchable("outs[0]", outs[0])
-    check_tensor("outs[0]", outs[0], (None, None, None), DTYPES, outs[0].device)
-    tokens, heads, head_dim = outs[0].shape
-    require(head_dim > 0, "outs[0]", f"of shape {list(outs[0].shape)}", "head_dim must be positive")
-    require(tokens * heads <= MAX_PAIRS, "outs[0]", f"{tokens} tokens long", "merge it in pieces")
-    for i, (part, part_lse) in enumerate(zip(outs, lses, strict=True)):
-        _check_out(f"outs[{i}]", part, outs[0])
-        _check_lse(f"lses[{i}]", part_lse, outs[0])
-    if out is not None:
-        _check_out("out", out, outs[0])
-    if lse is not None:
-        _check_lse("lse", lse, outs[0])
-    sizes = constexprs(head_dim, outs[0].dtype)
+def _prepare(name: str, *parts: Tensor) -> _Launch:
+    """Compute what does not depend on the contents of parts that are shaped alike."""
+    tokens, heads, head_dim = parts[0].shape
+    shape = list(parts[0].shape)
+    require(head_dim > 0, name, f"of shape {shape}", "head_dim must be positive")
+    require(tokens * heads <= MAX_PAIRS, name, f"{tokens} tokens long", "merge it in pieces")
+    sizes = constexprs(head_dim, parts[0].dtype)
     return _Launch(
         grid=(triton.cdiv(tokens * heads, sizes["BLOCK_PAIRS"]),),
         shape=(tokens, heads, head_dim),
-        out_strides=tuple(part.stride()[:2] for part in outs),
+        out_strides=tuple(part.stride()[:2] for part in parts),
         num_pairs=tokens * heads,
         constants={**sizes, "num_warps": NUM_WARPS, "num_stages": 1},
     )
@@ -168,9 +146,12 @@ def _dense(lse: Tensor) -> Tensor:
     return lse.clone(memory_format=torch.contiguous_format)
 
 
-def _check_out(name: str, part: Tensor, like: Tensor) -> None:
-    check_tensor(name, part, like.shape, (like.dtype,), like.device)
-
-
-def _check_lse(name: str, lse: Tensor, like: Tensor) -> None:
-    check_tensor(name, lse, like.shape[:-1], (torch.float32,), like.device, any_stride=True)
+def _check(like: Tensor, outs: dict[str, Tensor | None], lses: dict[str, Tensor | None]) -> None:
+    """Require results that are shaped and typed as `like`, and their log-sum-exp."""
+    for name, out in outs.items():
+        if out is not None:
+            check_tensor(name, out, like.shape, (like.dtype,), like.device)
+    for name, lse in lses.items():
+        if lse is not None:
+            sizes, float32 = like.shape[:-1], (torch.float32,)
+            check_tensor(name, lse, sizes, float32, like.device, any_stride=True)
