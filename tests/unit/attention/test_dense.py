@@ -42,6 +42,13 @@ variants = st.builds(
 )
 
 
+each_dtype = pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float32, FLOAT32_TOLERANCE), (torch.bfloat16, BFLOAT16_TOLERANCE)],
+    ids=["float32", "bfloat16"],
+)
+
+
 def _forward(attention: DenseAttention, inputs: Inputs) -> Tensor:
     whole, held = inputs
     cached, page_table = in_slots(held)
@@ -87,11 +94,7 @@ def test_random_layouts(
     ],
     ids=["one tile", "copied prefix", "one row", "merged prefixes", "no common prefix"],
 )
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"),
-    [(torch.float32, FLOAT32_TOLERANCE), (torch.bfloat16, BFLOAT16_TOLERANCE)],
-    ids=["float32", "bfloat16"],
-)
+@each_dtype
 def test_each_way_of_computing(
     forward: ForwardLayout, dtype: torch.dtype, tolerance: float
 ) -> None:
@@ -198,11 +201,7 @@ def test_random_variants(
     ],
     ids=str,
 )
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"),
-    [(torch.float32, FLOAT32_TOLERANCE), (torch.bfloat16, BFLOAT16_TOLERANCE)],
-    ids=["float32", "bfloat16"],
-)
+@each_dtype
 def test_each_variant(variant: AttentionVariant, dtype: torch.dtype, tolerance: float) -> None:
     _assert_right(FORWARD, random_inputs(FORWARD, dtype=dtype, variant=variant), tolerance)
 
