@@ -104,27 +104,19 @@ def eager_reason(plan: ForwardPlan, *, most_held: int, stores: bool) -> str:
     return "" if plan.layout.reads_row_ends else "many_reads"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PaddedForward:
-    """A forward of exactly the size of a bucket.
+def pad(
+    layout: ForwardLayout, token_ids: NDArray[np.int32], bucket: Bucket
+) -> tuple[ForwardLayout, NDArray[np.int64], NDArray[np.int64]]:
+    """Pad a forward to exactly the size of a bucket that holds it.
 
-    Attributes:
-        layout: of `bucket.tokens` tokens; the last row is padding, if any is needed.
-        token_ids: int64 `[bucket.tokens]`.
-        row_ends: int64 `[bucket.tokens]`: the last token of each row, then zeros.
+    Returns:
+        A layout whose last row is padding, if any is needed; its token ids; and the last token of
+        each row, then zeros. Both are int64 `[bucket.tokens]`.
     """
-
-    layout: ForwardLayout
-    token_ids: NDArray[np.int64]
-    row_ends: NDArray[np.int64]
-
-
-def pad(layout: ForwardLayout, token_ids: NDArray[np.int32], bucket: Bucket) -> PaddedForward:
-    """Pad a forward to a bucket that holds it."""
     assert bucket.holds(layout), "choose a larger bucket"
     missing = bucket.tokens - layout.num_tokens
     padding = (GroupSpan(0, 0, np.array([missing], np.int32)),) if missing else ()
     ids, ends = np.zeros((2, bucket.tokens), dtype=np.int64)
     ids[: layout.num_tokens] = token_ids
     ends[: layout.num_rows] = layout.row_ends
-    return PaddedForward(ForwardLayout(layout.groups + padding), ids, ends)
+    return ForwardLayout(layout.groups + padding), ids, ends

@@ -26,7 +26,6 @@ from sglang_prefill_ext.forward.graphs.plan import (
     REPLAYED,
     Bucket,
     GraphUse,
-    PaddedForward,
     buckets_up_to,
     eager_reason,
     pad,
@@ -182,7 +181,7 @@ class ForwardGraph:
         self._model = model
         self._way = way
         one_token = ForwardLayout((GroupSpan(0, 0, np.ones(1, np.int32)),))
-        attention, arrays = self._inputs(pad(one_token, np.zeros(1, np.int32), bucket))
+        attention, arrays = self._inputs(one_token, np.zeros(1, np.int32))
         self._buffer = in_one_buffer(arrays, pinned=False).to(model.device)
         tokens, positions, self._row_ends, *rest = tensors_in(self._buffer, arrays)
         attention.bind(rest, None if slots is None else slots.page_table)
@@ -197,22 +196,24 @@ class ForwardGraph:
 
     def run(self, plan: ForwardPlan) -> Tensor:
         """Replay the graph; return hidden states (or vectors) of the rows' ends, as a copy."""
-        _, arrays = self._inputs(pad(plan.layout, plan.token_ids, self.bucket))
+        _, arrays = self._inputs(plan.layout, plan.token_ids)
         on_cuda = self._model.device.type == "cuda"
         # The replay before this one reads the same buffer; both are on one stream, so in order.
         self._buffer.copy_(in_one_buffer(arrays, pinned=on_cuda), non_blocking=True)
         return self._replay()[self._row_ends[: len(plan.reads)]]
 
-    def _inputs(self, padded: PaddedForward) -> tuple[KernelAttention, list[NDArray[np.generic]]]:
+    def _inputs(
+        self, layout: ForwardLayout, token_ids: NDArray[np.int32]
+    ) -> tuple[KernelAttention, list[NDArray[np.generic]]]:
         """The attention of a padded forward, and all arrays that the graph reads of it."""
         model = self._model
+        layout, ids, row_ends = pad(layout, token_ids, self.bucket)
         attention = KernelAttention(
-            padded.layout,
+            layout,
             self._way,
             model.heads,
             model.dtype,
             model.device,
             most_groups=self.bucket.groups + 1,  # one more for padding
         )
-        arrays: list[NDArray[np.generic]] = [padded.token_ids, padded.layout.positions()]
-        return attention, [*arrays, padded.row_ends, *attention.host_arrays()]
+        return attention, [ids, layout.positions(), row_ends, *attention.host_arrays()]

@@ -45,14 +45,15 @@ def test_padding_changes_nothing_of_what_is_padded(
     bucket = Bucket(tokens)
     assume(forward.num_rows and bucket.holds(forward))
     ids = np.random.default_rng(seed).integers(0, 99, forward.num_tokens, dtype=np.int32)
-    padded, own = pad(forward, ids, bucket), forward.num_tokens
-    assert padded.layout.num_tokens == len(padded.token_ids) == tokens
-    assert len(padded.layout.groups) <= bucket.groups + 1
-    assert np.array_equal(padded.token_ids[:own], ids)
-    assert not padded.token_ids[own:].any()
-    assert np.array_equal(padded.layout.positions()[:own], forward.positions())
-    assert np.array_equal(padded.layout.segment_starts()[:own], forward.segment_starts())
-    assert (padded.layout.segment_starts()[own:] == own).all()
+    padded, padded_ids, _ = pad(forward, ids, bucket)
+    own = forward.num_tokens
+    assert padded.num_tokens == len(padded_ids) == tokens
+    assert len(padded.groups) <= bucket.groups + 1
+    assert np.array_equal(padded_ids[:own], ids)
+    assert not padded_ids[own:].any()
+    assert np.array_equal(padded.positions()[:own], forward.positions())
+    assert np.array_equal(padded.segment_starts()[:own], forward.segment_starts())
+    assert (padded.segment_starts()[own:] == own).all()
 
 
 @given(layouts(max_groups=6), st.integers(1, 600))
@@ -61,10 +62,10 @@ def test_the_ends_of_rows_are_read_and_behind_them_something(
 ) -> None:
     bucket = Bucket(tokens)
     assume(forward.num_rows and bucket.holds(forward))
-    padded = pad(forward, np.zeros(forward.num_tokens, np.int32), bucket)
-    assert padded.row_ends.shape == (bucket.tokens,)
-    assert np.array_equal(padded.row_ends[: forward.num_rows], forward.row_ends)
-    assert not padded.row_ends[forward.num_rows :].any()
+    _, _, row_ends = pad(forward, np.zeros(forward.num_tokens, np.int32), bucket)
+    assert row_ends.shape == (bucket.tokens,)
+    assert np.array_equal(row_ends[: forward.num_rows], forward.row_ends)
+    assert not row_ends[forward.num_rows :].any()
 
 
 @pytest.mark.parametrize(
