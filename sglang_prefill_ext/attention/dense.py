@@ -30,8 +30,12 @@ def packed_attention(layout: ForwardLayout, device: torch.device) -> DenseCalls:
     """
     plan = plan_attention(layout)
     calls = [_tile_call(batch, layout.num_tokens, device) for batch in plan.batches]
-    copied, spans = plan.copied_groups, plan.spans
-    return DenseCalls(layout, layout.num_tokens, calls, copied_groups=copied, spans=spans)
+    return DenseCalls(
+        *(layout, layout.num_tokens, calls),
+        padded=True,
+        copied_groups=plan.copied_groups,
+        spans=plan.spans,
+    )
 
 
 def _tile_call(batch: TileBatch, num_tokens: int, device: torch.device) -> DenseCall:

@@ -59,7 +59,8 @@ class DenseCalls:
 
     Args:
         num_queries: Q.
-        calls: they write the result of every query, and may write to the place behind the last.
+        calls: they write the result of every query.
+        padded: they write to the place behind the last query, too.
         copied_groups: groups whose held K/V the calls find behind the keys of the forward.
         spans: prefixes that the calls leave out, to be merged.
     """
@@ -70,12 +71,14 @@ class DenseCalls:
         num_queries: int,
         calls: Sequence[DenseCall],
         *,
+        padded: bool = False,
         copied_groups: Iterable[int] = (),
         spans: Sequence[PrefixSpan] = (),
     ) -> None:
         self._layout = layout
         self._num_queries = num_queries
         self._calls = calls
+        self._padded = padded
         self._copied_groups = copied_groups
         self._spans = spans
 
@@ -95,8 +98,9 @@ class DenseCalls:
         with_copies = with_held(inputs, [held[group] for group in self._copied_groups])
         parts = (call.attend(with_copies) for call in self._calls)
         grids = [call.results for call in self._calls]
-        out, lse = in_token_order(grids, parts, self._num_queries + 1)
-        out, lse = out[: self._num_queries], lse[: self._num_queries]
+        out, lse = in_token_order(grids, parts, self._num_queries + self._padded)
+        if self._padded:
+            out, lse = out[: self._num_queries], lse[: self._num_queries]
         return finish_dense(self._spans, out, lse, inputs, held)
 
 
