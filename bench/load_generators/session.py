@@ -120,7 +120,7 @@ class GeneratorRun:
         if isinstance(load, ClosedLoop):
             return wrk.closed_loop(port, ENDPOINT, case.bodies, load.clients, self.seconds)
         assert rate is not None
-        return wrk.open_loop(port, ENDPOINT, case.bodies, rate, self.seconds, seed=0)
+        return wrk.open_loop(port, ENDPOINT, case.bodies, rate, self.seconds, seed=self.seed)
 
     def _rate_of(self, load: Load, case: _Case) -> float | None:
         """Requests per second of an open loop; None for a closed loop."""
