@@ -181,7 +181,7 @@ class LocalServer:
         The server serves meanwhile, but more slowly, so measurements have to wait.
 
         Raises:
-            ServerStartError: it has not decided in time.
+            ServerStartError: it has not decided in time, or has ended.
         """
         if not _wait_until(self._is_settled, timeout_s, poll_s=_POLL_S):
             raise self._start_error(f"had no tokenizer decided upon within {timeout_s:g} s")
@@ -229,7 +229,10 @@ class LocalServer:
         return False
 
     def _is_settled(self) -> bool:
-        status, page = self._get("/prefill_only/status")
+        try:
+            status, page = self._get("/prefill_only/status")
+        except (OSError, http.client.HTTPException) as error:
+            raise self._start_error(f"did not answer ({error})") from error
         if status == http.HTTPStatus.NOT_FOUND:
             return True
         known = json.loads(page) if status == http.HTTPStatus.OK else None

@@ -90,7 +90,7 @@ class GrpcCarrier:
                 "which gRPC cannot send. Leave them out, and give the token as api_key."
             )
         self._metadata = tuple(exchange.authorization(api_key).items())
-        tls, host = base_url.startswith(_TLS), address.rpartition(":")[0]
+        tls, host = base_url.startswith(_TLS), address.rpartition(":")[0] or address
         if self._metadata and not tls and not is_loopback(host):
             warnings.warn(
                 f"api_key goes to {host} in the clear. Use {_TLS}, unless others protect the way.",

@@ -173,6 +173,13 @@ def test_a_server_that_never_decides_fails_after_the_time_limit(tmp_path: Path) 
         server.wait_settled(0.2)
 
 
+def test_a_server_that_ends_before_it_has_decided_is_an_error_with_its_log(tmp_path: Path) -> None:
+    with listening(tmp_path, 200, undecided=10_000) as server:
+        server.stop(grace_s=0.0)
+        with pytest.raises(ServerStartError, match=r"did not answer(.|\n)*listening"):
+            server.wait_settled(30.0)
+
+
 def test_wrong_order_of_calls_is_an_error(server: LocalServer) -> None:
     with pytest.raises(ServerStartError, match="call start"):
         server.wait_ready(1.0)
