@@ -49,7 +49,7 @@ def http_bodies(
 def grpc_messages(requests: Sequence[ScoreRequest]) -> list[bytes]:
     """Messages of `prefill_ext.v1.Prefill.Score`."""
     calls = (grpc_call(_planned(each), DEFAULT_OPTIONS) for each in requests)
-    return [call.message.SerializeToString() for call in calls]
+    return [message.SerializeToString() for _, message, _ in calls]
 
 
 def answer_body(answer: pb.ScoreResponse) -> bytes:
