@@ -63,6 +63,9 @@ class FastRoute:
                 await answer(scope, receive, send)
 
     def _adding_headers(self, send: Any) -> Any:
+        if not self._headers:
+            return send  # a generation may stream many messages
+
         async def add(message: Any) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), *self._headers]
