@@ -94,8 +94,7 @@ def lone_s(engine: Engine, replicas: int, items: int) -> float:
     costs = RowCosts.of(QUERY_TOKENS, np.full(items, MEAN_TOKENS))
     speed = engine.speed()
     if engine.gpus > 1:
-        rows_s = costs.tokens * speed.token_s + costs.pairs * speed.pair_s
-        places = assign(rows_s, np.zeros(engine.gpus), np.ones(engine.gpus))
+        places = assign(costs.rows_s(speed), np.zeros(engine.gpus), np.ones(engine.gpus))
         rows = [np.flatnonzero(places == gpu) for gpu in range(engine.gpus)]
         return engine.request_s(batch_of(costs, rows))
     idle = [ReplicaState(0.0, speed)] * replicas

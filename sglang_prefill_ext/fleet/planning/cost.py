@@ -109,6 +109,10 @@ class RowCosts:
     def prefix_pairs(self) -> int:
         return self.prefix_tokens * (self.prefix_tokens + 1) // 2
 
+    def rows_s(self, speed: Speed) -> NDArray[np.float64]:
+        """Seconds that each suffix adds to a forward; float64 ``[rows]``."""
+        return self.tokens * speed.token_s + self.pairs * speed.pair_s
+
     def part_s(
         self, speed: Speed, rows: Rows | None = None, *, prefix_cached: bool = False
     ) -> float:

@@ -128,7 +128,7 @@ def test_less_than_a_row_behind_the_optimum(
     with patch.object(planner, "WORTH", 0):
         parts = plan(costs, replicas, extra_work=NO_LIMIT)
     found = end_of(costs, parts, replicas)
-    longest_s = float((costs.tokens * SPEED.token_s + costs.pairs * SPEED.pair_s).max())
+    longest_s = float(costs.rows_s(SPEED).max())
     assert best * (1 - 1e-9) <= found <= best + longest_s + 1e-9
 
 
