@@ -35,6 +35,7 @@ _ACCELERATOR_NODES = ("nvidia[0-9]*", "kfd", "dxg")
 _POLL_S = 0.25
 _REAP_S = 5.0
 _HEALTH_TIMEOUT_S = 30.0
+_NO_ANSWER = (OSError, http.client.HTTPException)
 
 
 def has_accelerator() -> bool:
@@ -224,14 +225,14 @@ class LocalServer:
         return "\n".join(text.splitlines()[-lines:])
 
     def _is_healthy(self) -> bool:
-        with contextlib.suppress(OSError, http.client.HTTPException):
+        with contextlib.suppress(*_NO_ANSWER):
             return self._get("/health")[0] == http.HTTPStatus.OK
         return False
 
     def _is_settled(self) -> bool:
         try:
             status, page = self._get("/prefill_only/status")
-        except (OSError, http.client.HTTPException) as error:
+        except _NO_ANSWER as error:
             raise self._start_error(f"did not answer ({error})") from error
         if status == http.HTTPStatus.NOT_FOUND:
             return True
