@@ -23,7 +23,9 @@ class RequestError(PrefillExtError, ValueError):
     It is a `ValueError`, because SGLang's HTTP and gRPC handlers report that as a client's error.
     """
 
-    field: str = ""
+    def __init__(self, message: str, *, field: str = "") -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class TooManyItemsError(RequestError):

@@ -164,6 +164,4 @@ def collections_of_generations() -> list[int]:
 
 
 def _wrong(field: str, what: str) -> RequestError:
-    error = RequestError(f"{field} {what}")
-    error.field = field
-    return error
+    return RequestError(f"{field} {what}", field=field)

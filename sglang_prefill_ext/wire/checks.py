@@ -29,9 +29,7 @@ each."""
 
 def wrong(field: str, message: str) -> RequestError:
     """Return the error for a field of a request."""
-    error = RequestError(f"{field}: {message}")
-    error.field = field
-    return error
+    return RequestError(f"{field}: {message}", field=field)
 
 
 def check_count(
@@ -46,12 +44,11 @@ def check_count(
         TooManyItemsError: more than `max_items`.
     """
     if count > config.max_items:
-        error = TooManyItemsError(
+        raise TooManyItemsError(
             f"{field}: {count} {noun} exceed the limit of {config.max_items}. "
-            f"Split the request, or raise {flag_name('max_items')}."
+            f"Split the request, or raise {flag_name('max_items')}.",
+            field=field,
         )
-        error.field = field
-        raise error
 
 
 def check_memory(
@@ -95,7 +92,8 @@ def empty_prompt(field: str) -> RequestError:
     """Return the error for a prompt without a token, in what the user calls `field`."""
     return RequestError(
         f"The prompt is empty: it has no tokens (field `{field}`). "
-        "Send at least one token, or a text that encodes to one."
+        "Send at least one token, or a text that encodes to one.",
+        field=field,
     )
 
 
@@ -117,7 +115,8 @@ def check_prompt(ids: Sequence[int], vocab_size: int, *, field: str) -> None:
         token = low if low < 0 else high
         raise RequestError(
             f"The prompt (field `{field}`) contains the out-of-vocabulary token id {token}; "
-            f"valid ids are 0 to {vocab_size - 1}."
+            f"valid ids are 0 to {vocab_size - 1}.",
+            field=field,
         )
 
 
@@ -130,7 +129,8 @@ def check_positions(tokens: int, longest: int, *, field: str) -> None:
     if tokens > longest:
         raise RequestError(
             f"The prompt (field `{field}`) has {tokens} tokens; this model has positions for "
-            f"{longest}. Send a shorter one."
+            f"{longest}. Send a shorter one.",
+            field=field,
         )
 
 

@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.wire.arrays import NO_OVERRIDES, EmbeddingKind, OverrideArray
+from sglang_prefill_ext.wire.checks import wrong
 
 Matrix: TypeAlias = NDArray[np.floating]
 
@@ -29,20 +29,22 @@ def checked_overrides(field: str, value: Any, kind: EmbeddingKind) -> OverrideAr
     for number, row in enumerate(rows):
         name = f"{field}[{number}]" if listed else field
         if row.dtype.kind != "f":
-            raise RequestError(f"{name}: {row.dtype} numbers. Send float16 or float32.")
+            raise wrong(name, f"{row.dtype} numbers. Send float16 or float32.")
         if row.ndim != 2 or row.shape[1] != kind.width or (listed and len(row) != 1):
-            raise RequestError(
-                f"{name}: the shape is {list(row.shape)}. The model's embeddings have "
-                f"{kind.width} numbers; send one for every placeholder token."
+            raise wrong(
+                name,
+                f"the shape is {list(row.shape)}. The model's embeddings have {kind.width} "
+                "numbers; send one for every placeholder token.",
             )
     matrix = joined_overrides([np.empty((0, kind.width), np.float16), *rows])
     finite = kind.holds(matrix)
     if not finite.all():
         number = int(finite.argmin())
         value = matrix[number][~kind.holds(matrix[number][:, None])][0]
-        raise RequestError(
-            f"{field}[{number}]: a number is NaN or beyond {kind.dtype}, in which the model "
-            f"computes: {value}. Send finite numbers, below {kind.bound:.8g} in size."
+        raise wrong(
+            f"{field}[{number}]",
+            f"a number is NaN or beyond {kind.dtype}, in which the model computes: {value}. "
+            f"Send finite numbers, below {kind.bound:.8g} in size.",
         )
     return matrix
 

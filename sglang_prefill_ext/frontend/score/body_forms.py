@@ -19,7 +19,6 @@ import msgspec
 import numpy as np
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
-from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.wire.arrays import DTYPES, NO_INTS, FlatRows, Int32Array, OverrideArray
 from sglang_prefill_ext.wire.checks import check_count, wrong
 from sglang_prefill_ext.wire.flat import flat_rows, int32_array
@@ -92,7 +91,7 @@ def take_decision_overrides(
         return None
     token = fields.get(_TOKEN)
     if type(token) is not int:
-        raise RequestError(f"{_TOKEN}: {token!r} is not the id of the placeholder token.")
+        raise wrong(_TOKEN, f"{token!r} is not the id of the placeholder token.")
     every_item = _array(_INPUT, fields[_INPUT], 2)
     del fields[_INPUT], fields[_TOKEN]
     return BodyOverrides({_TOKEN: token}, every_item)
@@ -104,29 +103,31 @@ def _check_count(found: int, fields: dict[str, Any], config: PrefillOnlyConfig) 
     count = len(items) if isinstance(items, list) else int(isinstance(items, str))
     check_count(count, config)
     if found != count:
-        raise RequestError(f"{_ITEMS}: {found} for {count} items. Send one for every item.")
+        raise wrong(_ITEMS, f"{found} for {count} items. Send one for every item.")
 
 
 def _array(field: str, form: Any, dimensions: int) -> OverrideArray:
     if not isinstance(form, dict) or form.keys() != _KEYS:
-        raise RequestError(f"{field}: not an object of dtype, shape and data.")
+        raise wrong(field, "not an object of dtype, shape and data.")
     dtype, shape, data = form["dtype"], form["shape"], form["data"]
     if dtype not in DTYPES:
-        raise RequestError(f"{field}.dtype: {dtype!r:.80} is none of {', '.join(DTYPES)}.")
+        raise wrong(f"{field}.dtype", f"{dtype!r:.80} is none of {', '.join(DTYPES)}.")
     if not isinstance(shape, list) or len(shape) != dimensions or not _are_sizes(shape):
-        raise RequestError(
-            f"{field}.shape: {shape!r:.80} is not a list of {dimensions} sizes, of which the first "
-            "alone may be 0."
+        raise wrong(
+            f"{field}.shape",
+            f"{shape!r:.80} is not a list of {dimensions} sizes, of which the first alone may "
+            "be 0.",
         )
     kind = np.dtype(dtype).newbyteorder("<")
     try:
         raw = base64.b64decode(data, validate=True)
     except (TypeError, ValueError) as error:
-        raise RequestError(f"{field}.data: not base64 ({error}).") from error
+        raise wrong(f"{field}.data", f"not base64 ({error}).") from error
     if len(raw) != kind.itemsize * math.prod(shape):
-        raise RequestError(
-            f"{field}.data: {len(raw)} bytes for the shape {shape} of {dtype}, which takes "
-            f"{kind.itemsize * math.prod(shape)}. Encode the whole array, row by row."
+        raise wrong(
+            f"{field}.data",
+            f"{len(raw)} bytes for the shape {shape} of {dtype}, which takes "
+            f"{kind.itemsize * math.prod(shape)}. Encode the whole array, row by row.",
         )
     array: OverrideArray = np.frombuffer(raw, kind).reshape(shape)
     return array
@@ -199,4 +200,4 @@ def _form(fields: dict[str, Any], field: str, kind: type[_Form]) -> Any:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         parts = " and ".join(kind.__struct_fields__)
-        raise RequestError(f"{field}: {error}. Send {parts} of int32 numbers in base64.") from error
+        raise wrong(field, f"{error}. Send {parts} of int32 numbers in base64.") from error

@@ -45,9 +45,7 @@ def test_every_error_has_a_code_and_is_counted(
 
 
 def test_a_wrong_field_is_named() -> None:
-    error = RequestError("items: none")
-    error.field = "items"
-    (detail,) = status_of(error)[1].details
+    (detail,) = status_of(RequestError("items: none", field="items"))[1].details
     found = BadRequest()
     assert detail.Unpack(found)
     assert [(each.field, each.description) for each in found.field_violations] == [

@@ -53,19 +53,22 @@ def test_ids_inside_the_vocabulary_pass(ids: list[int]) -> None:
 
 @pytest.mark.parametrize("token", OUTSIDE)
 def test_check_refuses_an_id_outside_by_field_and_value(token: int) -> None:
-    with pytest.raises(RequestError, match=rf"`input_ids`.* {token};.* 0 to {VOCAB - 1}"):
+    with pytest.raises(RequestError, match=rf"`input_ids`.* {token};.* 0 to {VOCAB - 1}") as caught:
         check_prompt([1, token, 2], VOCAB, field="input_ids")
+    assert caught.value.field == "input_ids"
 
 
 def test_check_refuses_more_tokens_than_positions() -> None:
     check_positions(512, 512, field="text")
-    with pytest.raises(RequestError, match=r"`text`.*513 tokens.*512"):
+    with pytest.raises(RequestError, match=r"`text`.*513 tokens.*512") as caught:
         check_positions(513, 512, field="text")
+    assert caught.value.field == "text"
 
 
 def test_check_refuses_an_empty_prompt_by_field() -> None:
-    with pytest.raises(RequestError, match=r"empty.*`text`"):
+    with pytest.raises(RequestError, match=r"empty.*`text`") as caught:
         check_prompt([], VOCAB, field="text")
+    assert caught.value.field == "text"
 
 
 def test_as_many_as_allowed_and_no_more() -> None:
