@@ -30,6 +30,9 @@ logger = logging.getLogger(__name__)
 HTTP_ANSWERED = tuple(end.error for end in BAD_ENDS if end.http and end.error is not RequestError)
 """Errors that get their HTTP status here; SGLang itself answers a `RequestError` with 400."""
 
+LEFT_TO_SGLANG = (StockPathTaken, RequestError, HTTPException, UnicodeError)
+"""Ends of a packed call that SGLang serves, or answers in its own way."""
+
 _WITH_STATUS = {kind: type(kind.__name__, (HTTPException, kind), {}) for kind in HTTP_ANSWERED}
 
 
@@ -153,7 +156,7 @@ def counted(metrics: FrontendMetrics, context: CallContext) -> Iterator[None]:
     except HTTP_ANSWERED as error:
         metrics.record_error(end_by(error).counted)
         raise with_status(error, context) from error
-    except (StockPathTaken, HTTPException, UnicodeError):
+    except LEFT_TO_SGLANG:
         raise
     except Exception as error:
         logger.exception("Prefill-only serving: a request could not be answered")

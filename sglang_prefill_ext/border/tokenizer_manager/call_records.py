@@ -18,9 +18,9 @@ from typing import Any
 from sglang.srt.managers.tokenizer_manager import ReqState
 from sglang.srt.observability.req_time_stats import APIServerReqTimeStats, RequestStage
 
-from sglang_prefill_ext.border.tokenizer_manager.call_context import HTTP_ANSWERED
+from sglang_prefill_ext.border.tokenizer_manager.call_context import LEFT_TO_SGLANG
 from sglang_prefill_ext.border.tokenizer_manager.stock_counters import RequestCounters
-from sglang_prefill_ext.errors import PrefillExtError, RequestAbortedError
+from sglang_prefill_ext.errors import RequestAbortedError
 from sglang_prefill_ext.frontend.answers import Served
 from sglang_prefill_ext.frontend.exchange import unique_name
 
@@ -83,7 +83,7 @@ class CallRecord:
         self.times.set_first_token_time(end)
         self.times.set_finished_time(end)
 
-    def outcome(self, error: PrefillExtError | None) -> dict[str, Any]:
+    def outcome(self, error: Exception | None) -> dict[str, Any]:
         """The answer of an ended request in SGLang's form, with sums over all prompts."""
         served = self.served
         tokens: dict[str, int] = {}
@@ -155,13 +155,15 @@ class CallRecords:
             yield record
             if record.served is not None:
                 self._end(record, None, request)
-        except HTTP_ANSWERED as error:
+        except LEFT_TO_SGLANG:
+            raise
+        except Exception as error:
             self._end(record, error, request)
             raise
         finally:
             records.pop(rid, None)
 
-    def _end(self, record: CallRecord, error: PrefillExtError | None, request: Any) -> None:
+    def _end(self, record: CallRecord, error: Exception | None, request: Any) -> None:
         record.end()
         if self._counters is not None:
             if record.served is not None:

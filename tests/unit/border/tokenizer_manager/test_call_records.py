@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fastapi import HTTPException
 from prometheus_client import CollectorRegistry
 
 from sglang_prefill_ext.border.tokenizer_manager.call_records import CallRecords
@@ -83,7 +84,9 @@ async def test_where_nothing_shows_calls_their_contents_are_left_alone(
     assert samples(registry)["num_requests_total"] == 2
 
 
-@pytest.mark.parametrize("kind", [PackedForwardError, ServerBusyError, RequestAbortedError])
+@pytest.mark.parametrize(
+    "kind", [PackedForwardError, ServerBusyError, RequestAbortedError, ZeroDivisionError]
+)
 async def test_a_call_that_ends_badly_is_shown_and_counted_only_if_it_was_aborted(
     manager: Manager, registry: CollectorRegistry, kind: type[Exception]
 ) -> None:
@@ -97,7 +100,15 @@ async def test_a_call_that_ends_badly_is_shown_and_counted_only_if_it_was_aborte
     assert samples(registry) == aborted
 
 
-@pytest.mark.parametrize("error", [StockPathTaken(StockReason.OPTED_OUT), RequestError("wrong")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        StockPathTaken(StockReason.OPTED_OUT),
+        RequestError("wrong"),
+        HTTPException(404),
+        UnicodeError("wrong"),
+    ],
+)
 async def test_what_sglang_serves_or_refuses_is_not_ours_to_show(
     manager: Manager, registry: CollectorRegistry, error: Exception
 ) -> None:
