@@ -53,7 +53,7 @@ class Bench:
         if self.context["machine"]["load_average"] > BUSY_LOAD and not simulated:
             self.console.print("[yellow]The machine is busy; figures mislead there.[/]")
 
-    def record(self, results: Iterable[Any], *, part: str = "", **facts: object) -> None:
+    def record(self, results: Iterable[Any], part: str = "", /, **facts: object) -> None:
         """Append one line per result to the record, each with the facts and the context.
 
         Args:

@@ -150,7 +150,7 @@ class StreamConnection(Connection):
 ConnectionT = TypeVar("ConnectionT", bound=Connection)
 
 
-async def connect(port: int, kind: type[ConnectionT] = Connection) -> ConnectionT:
+async def connect(port: int, kind: type[ConnectionT]) -> ConnectionT:
     """Open a connection to a server on this machine."""
     _, connection = await asyncio.get_running_loop().create_connection(kind, "127.0.0.1", port)
     return connection

@@ -123,7 +123,7 @@ async def closed_loop(
             answer = await connection.send(pool[number])
             counting.add(number, time.perf_counter() - sent, answer)
 
-    connections = [await connect(port) for _ in range(clients)]
+    connections = [await connect(port, Connection) for _ in range(clients)]
     try:
         async with asyncio.TaskGroup() as tasks:
             for connection in connections:
@@ -200,7 +200,7 @@ async def open_loop(port: int, pool: Sequence[bytes], arrivals: np.ndarray) -> M
         if idle:
             connection = idle.pop()
         else:
-            connection = await connect(port)
+            connection = await connect(port, Connection)
             opened.append(connection)
         answer = await connection.send(pool[number])
         now = time.perf_counter()

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from bench.http_client import connect, get_bytes
+from bench.http_client import Connection, connect, get_bytes
 
 _STATUS_PATH = "/prefill_only/status"
 
@@ -102,7 +102,7 @@ async def packed_counters(port: int) -> PackedCounters:
     Raises:
         LoadError: the server does not answer, or it is a stock server without a status page.
     """
-    connection = await connect(port)
+    connection = await connect(port, Connection)
     try:
         return PackedCounters.from_status(
             json.loads(await connection.send(get_bytes(_STATUS_PATH)))

@@ -12,11 +12,11 @@ from bench.breakdown.live import Cost, measure
 from bench.breakdown.stages import Stage, packed_stages, stock_stages
 from bench.command import Bench
 from bench.drawing import new_table
-from bench.floor import ModelShape
 from bench.load_generators.wires import Wire, http_bodies
 from bench.options import Preset, Seconds, Shapes
 from bench.score.plan import PATHS
 from bench.workloads import Shape, draw_requests
+from sglang_prefill_ext.sizing.model import ModelShape
 
 _FORMS = (Wire.IDS, Wire.ARRAYS)
 _POOL = 64

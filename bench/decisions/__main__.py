@@ -12,12 +12,13 @@ from bench.command import Bench
 from bench.cores import Awake, kept_awake
 from bench.decisions.kinds import KINDS
 from bench.decisions.session import DecisionRun
-from bench.floor import ModelShape
 from bench.options import Alternations, Clients, Preset, Seconds, Seed
 from bench.score.plot import save_plot
 from bench.score.report import closed_table, compare_paths
+from sglang_prefill_ext.sizing.model import ModelShape
 
-KindName = StrEnum("KindName", list(KINDS))
+# Names that mypy cannot see, because they are not literals.
+KindName = StrEnum("KindName", list(KINDS))  # type: ignore[misc]
 
 
 def main(

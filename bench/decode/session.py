@@ -17,7 +17,6 @@ from bench.decode.beside import (
 )
 from bench.decode.plan import OPEN, SATURATED, DecodePlan, DecodeResult
 from bench.decode.stream import Generation, decode_figures
-from bench.floor import ModelShape
 from bench.gate import GateError
 from bench.http_client import post_bytes
 from bench.load import Window, ask_each, closed_loop, open_loop, poisson_arrivals, run_loop
@@ -25,6 +24,7 @@ from bench.run import Run
 from bench.score.plan import EXTENSION, PATHS, STOCK, Case, make_cases
 from bench.server import MeasuredServer
 from bench.workloads import Shape, draw_requests, generate_body
+from sglang_prefill_ext.sizing.model import ModelShape
 
 _PROMPTS = 16
 

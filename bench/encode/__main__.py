@@ -153,8 +153,8 @@ def _save_plot(path: Path, results: Sequence[EncodeResult], title: str) -> None:
     """Write a PNG: one panel per shape, one bar per way; shorter is better."""
     shapes = list(dict.fromkeys(each.shape for each in results))
     size = (5 * len(shapes), 4)
-    how = {"title": title, "figsize": size, "squeeze": False, "sharey": True}
-    with picture(path, 1, len(shapes), **how) as panels:
+    how: dict[str, Any] = {"figsize": size, "squeeze": False, "sharey": True}
+    with picture(path, 1, len(shapes), title=title, **how) as panels:
         for panel, shape in zip(panels[0], shapes, strict=True):
             own = [each for each in results if each.shape == shape]
             bars = panel.barh([each.way for each in own], [each.us_per_text for each in own])

@@ -29,9 +29,12 @@ from bench.options import Name, Seed
 from sglang_prefill_ext.sizing.device import DEVICES
 from sglang_prefill_ext.sizing.forward import Serving
 
-Model = StrEnum("Model", [(each, each) for each in MODELS])
-DeviceName = StrEnum("DeviceName", [(each, each) for each in DEVICES])
-Routing = StrEnum("Routing", [(each, each) for each in SKEWS])
+DEVICES_BY_DEFAULT = ["h100-sxm", "h100-pcie"]
+
+# Names that mypy cannot see, because they are not literals.
+Model = StrEnum("Model", [(each, each) for each in MODELS])  # type: ignore[misc]
+DeviceName = StrEnum("DeviceName", [(each, each) for each in DEVICES])  # type: ignore[misc]
+Routing = StrEnum("Routing", [(each, each) for each in SKEWS])  # type: ignore[misc]
 
 
 def main(
@@ -54,7 +57,7 @@ def main(
     settings = {"workload": WORKLOAD, "load": LOAD, "lone_items": LONE_ITEMS, "noise": NOISE}
     settings |= {"row_times": ROW_TIMES, "requests": requests, "seed": seed}
     outcomes: list[Outcome] = []
-    for case in product(model or MODELS, device or ["h100-sxm", "h100-pcie"], gpus or [2, 4, 8]):
+    for case in product(model or MODELS, device or DEVICES_BY_DEFAULT, gpus or [2, 4, 8]):
         found = [
             outcome
             for kind in routing or SKEWS

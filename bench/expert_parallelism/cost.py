@@ -74,7 +74,7 @@ class Engine:
 
     @property
     def gpus(self) -> int:
-        return self.placement.shape[-2]
+        return len(self.placement[0, 0])
 
     @property
     def busiest(self) -> float:

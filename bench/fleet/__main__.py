@@ -16,10 +16,12 @@ from bench.fleet.run import NOISE, Outcome, simulate
 from bench.fleet.traffic import MEAN_TOKENS, SCENARIOS, SPEED, SPREAD, WORKLOADS, draw_traffic
 from bench.options import Name, Seed
 
+SCENARIOS_BY_DEFAULT = ["usual"]
 LOADS = [0.3, 0.5, 0.7, 0.8, 0.9]
 
-WorkloadName = StrEnum("WorkloadName", [(each, each) for each in WORKLOADS])
-ScenarioName = StrEnum("ScenarioName", [(each, each) for each in SCENARIOS])
+# Names that mypy cannot see, because they are not literals.
+WorkloadName = StrEnum("WorkloadName", [(each, each) for each in WORKLOADS])  # type: ignore[misc]
+ScenarioName = StrEnum("ScenarioName", [(each, each) for each in SCENARIOS])  # type: ignore[misc]
 
 
 def main(
@@ -45,7 +47,7 @@ def main(
     settings |= {"requests": requests, "seed": seed}
     speeds = [replace(SPEED, max_forward_tokens=tokens) for tokens in forward_tokens or []]
     cases = product(
-        workload or WORKLOADS, scenario or ["usual"], replicas or [8], speeds or [SPEED]
+        workload or WORKLOADS, scenario or SCENARIOS_BY_DEFAULT, replicas or [8], speeds or [SPEED]
     )
     outcomes: list[Outcome] = []
     for each, happening, count, speed in cases:

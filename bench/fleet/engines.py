@@ -83,4 +83,4 @@ def _has_all(port: int, engines: int) -> bool:
         return False
     if page is None or not page["tokenizer"].get("ready", True):
         return False
-    return sum(each["health"] == "up" for each in page["replicas"]) == engines
+    return [each["health"] for each in page["replicas"]].count("up") == engines

@@ -49,7 +49,7 @@ class LmEvalJudge:
     """Sends every choice as one request with one prompt, as token ids."""
 
     preset = "ranker"
-    flags = ()
+    flags: tuple[str, ...] = ()
     tolerance = 1e-4
     """Of a log-likelihood in nats, which is a sum over the tokens of a choice (up to about 40)."""
 

@@ -20,7 +20,7 @@ class OpenAIJudge:
     """Embeds the whole catalogue."""
 
     preset = "qwen3"
-    flags = ("--is-embedding",)
+    flags: tuple[str, ...] = ("--is-embedding",)
     tolerance = 1e-5
     """Of a component of a vector of length 1. The cosine of two such vectors is above 1 - 1e-8."""
 

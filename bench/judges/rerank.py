@@ -33,7 +33,7 @@ class RerankJudge:
     """The trained ranker scores the candidates of a query in one request to `/v1/score`."""
 
     preset = "ranker"
-    flags = ()
+    flags: tuple[str, ...] = ()
     tolerance = 1e-5
     """Of a score, which is a probability."""
 

@@ -119,8 +119,9 @@ def make_case(
     two = [entry for entry in candidates if entry not in alone][:2]
     if len(two) == 2:
         by_rows = BlockTime(0.0, 1.0)
-        pair = Pair(*two, by_rows, by_rows)
-        ways[f"device, {two[0].block} or {two[1].block}"] = partial(way, pair)
+        first, second = two
+        pair = Pair(first, second, by_rows, by_rows)
+        ways[f"device, {first.block} or {second.block}"] = partial(way, pair)
     stock = f"block {candidates[0].block}"
     used = int((rows > 0).sum())
     return Case(

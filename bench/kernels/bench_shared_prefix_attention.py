@@ -125,9 +125,11 @@ def _with_library(name: AttentionWay, problem: Problem, groups: tuple[GroupSpan,
 
 def _plan(layout: ForwardLayout, block_tokens: int, device: torch.device) -> TilePlan:
     plan = plan_tiles(layout, block_tokens=block_tokens)
-    arrays = (plan.query_token, plan.segment_start, plan.tiles)
-    tensors = (torch.from_numpy(array).to(device) for array in arrays)
-    return TilePlan(*tensors, block_tokens=plan.block_tokens)
+    query_token, segment_start, tiles = (
+        torch.from_numpy(array).to(device)
+        for array in (plan.query_token, plan.segment_start, plan.tiles)
+    )
+    return TilePlan(query_token, segment_start, tiles, block_tokens=plan.block_tokens)
 
 
 def _case(problem: Problem, shape: dict[str, int], ours: dict[str, Build]) -> Case:

@@ -51,7 +51,7 @@ def _variant(tuning: Tuning, entry: Entry, *, down: bool, by_tma: bool) -> Varia
     blocks.pop("USE_TMA", None)
     # The rule of `should_enable_swap_ab` on Hopper, which is for FP8.
     is_swapped = tuning.scaled > 0 and blocks["BLOCK_SIZE_M"] < 64 <= blocks["BLOCK_SIZE_N"]
-    off = ("use_int8_w8a8", "use_int8_w8a16", "per_channel_quant")
+    off: tuple[str, ...] = ("use_int8_w8a8", "use_int8_w8a16", "per_channel_quant")
     off += ("FUSE_ADD_TO_OUTPUT", "MASK_OUTPUT", "FUSE_SUM_ALL_REDUCE", "FUSE_SWIGLU", "GDC_EARLY")
     constants: dict[str, Any] = {
         "add_mask_ptr": None,

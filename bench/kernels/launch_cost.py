@@ -143,16 +143,18 @@ def main() -> None:
 
 def _plan(layout: ForwardLayout) -> TilePlan:
     host = plan_tiles(layout, block_tokens=32)
-    arrays = (host.query_token, host.segment_start, host.tiles)
-    return TilePlan(*map(torch.from_numpy, arrays), block_tokens=32)
+    query_token, segment_start, tiles = map(
+        torch.from_numpy, (host.query_token, host.segment_start, host.tiles)
+    )
+    return TilePlan(query_token, segment_start, tiles, block_tokens=32)
 
 
 def _projected(tokens: int) -> list[torch.Tensor]:
     """Queries, keys and values as views of one tensor, the output of a joint projection."""
     heads = [HEADS, KEY_HEADS, KEY_HEADS]
     widths = [number * HEAD_DIM for number in heads]
-    parts = torch.zeros(tokens, sum(widths), dtype=torch.bfloat16).split(widths, dim=1)
-    return [part.unflatten(1, (-1, HEAD_DIM)) for part in parts]
+    joint = torch.zeros(tokens, sum(widths), dtype=torch.bfloat16)
+    return [part.view(tokens, -1, HEAD_DIM) for part in torch.split(joint, widths, dim=1)]
 
 
 def _best_us(*calls: Launch) -> list[float]:

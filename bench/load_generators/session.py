@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from bench.floor import ModelShape, operation_ratio
+from bench.floor import operation_ratio
 from bench.http_client import LoadError
 from bench.load import Measurement
 from bench.load_generators import h2load, wrk
@@ -35,6 +35,7 @@ from bench.workloads import (
     Shape,
     draw_requests,
 )
+from sglang_prefill_ext.sizing.model import ModelShape
 
 _POOL = 64
 

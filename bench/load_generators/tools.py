@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from bench.http_client import LoadError
 from bench.load import Measurement
@@ -36,8 +37,10 @@ def outputs(commands: Sequence[Sequence[str]]) -> list[str]:
     Raises:
         LoadError: one of them failed.
     """
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    running = [subprocess.Popen(command, **pipes) for command in commands]
+    start = partial(
+        subprocess.Popen[str], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    running = list(map(start, commands))
     written = [process.communicate()[0] for process in running]
     for process, text in zip(running, written, strict=True):
         if process.returncode:

@@ -16,8 +16,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 from unittest.mock import patch
 
 import numpy as np
@@ -123,7 +124,7 @@ def _build(prefix: int, lens: list[int]) -> DenseCalls:
 
 @contextmanager
 def _copying_up_to(tokens: int) -> Iterator[None]:
-    limits = {"COPIED_PREFIX_TOKENS": tokens, "COPIED_PREFIX_RATIO": tokens}
+    limits: dict[str, Any] = {"COPIED_PREFIX_TOKENS": tokens, "COPIED_PREFIX_RATIO": tokens}
     with patch.multiple(tiling, WHOLE_GROUP_TOKENS=0, **limits):
         yield
 
@@ -140,15 +141,15 @@ def measure(prefix: int, lens: list[int], heads: tuple[int, int, int]) -> dict[s
             ways[name] = packed(prefix, lens)
     query_heads, key_heads, dim = heads
     widths = [query_heads * dim, key_heads * dim, key_heads * dim]
-    fused = torch.randn(prefix + sum(lens), sum(widths)).split(widths, dim=1)
-    q, k, v = (x.unflatten(1, (-1, dim)) for x in fused)
+    fused = torch.split(torch.randn(prefix + sum(lens), sum(widths)), widths, dim=1)
+    q, k, v = (x.view(len(x), -1, dim) for x in fused)
     expected = ways["row by row"](q, k, v)
     times = {}
     for name, attend in ways.items():
         error = (attend(q, k, v) - expected).abs().max().item()
         if error > TOLERANCE:
             raise SystemExit(f"{name} differs by {error} from row by row; nothing was measured")
-        times[name] = _best(lambda attend=attend: attend(q, k, v))
+        times[name] = _best(partial(attend, q, k, v))
     return times | {"plan": _best(lambda: _build(prefix, lens))}
 
 

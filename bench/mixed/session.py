@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
-from bench.floor import ModelShape
 from bench.http_client import LoadError, post_bytes
 from bench.load import (
     Measurement,
@@ -24,6 +23,7 @@ from bench.score.plan import STOCK
 from bench.server import MeasuredServer
 from bench.status import PackedCounters, packed_counters
 from bench.workloads import ScoreRequest, Shape, draw_requests, score_body
+from sglang_prefill_ext.sizing.model import ModelShape
 
 _GATE_PER_LENGTH = 4
 _IDLE_TURNS, _IDLE_PER_TURN = 5, 30  # several turns, so that one busy moment counts little

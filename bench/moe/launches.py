@@ -68,9 +68,9 @@ def launch_table() -> str:
 def work_table() -> str:
     """Return a table of the work of one layer of Qwen3-30B-A3B: means over forwards whose routing
     is drawn by Zipf's law."""
-    head = ("tokens", "rows, `stock`", "`history`", "`device`", "programs that compute")
-    head += ("that return, `history`", "`device`")
-    return _table(head, [_work(tokens) for tokens in TOKENS])
+    rows = ("rows, `stock`", "`history`", "`device`")
+    programs = ("programs that compute", "that return, `history`", "`device`")
+    return _table(("tokens", *rows, *programs), [_work(tokens) for tokens in TOKENS])
 
 
 def _work(tokens: int) -> tuple[str, ...]:

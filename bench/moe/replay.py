@@ -64,7 +64,8 @@ class ReplayedCounts(ExpertCounts):
         pass
 
     def arrived(self) -> NDArray[np.int32] | None:
-        return self._sent.astype(np.int32)
+        counts: NDArray[np.int32] = self._sent.astype(np.int32)
+        return counts
 
 
 def chooser(shape: Shape, layers: int, way: str, counts: ReplayedCounts) -> ExpertBlocks:

@@ -64,7 +64,7 @@ def main(
     bench.show_gate(run.gate)
     facts = {"gate": run.gate.as_dict(), "link": asdict(link), "device": asdict(serving.device)}
     bench.record(run.results, **facts)
-    bench.record(found, part="-predicted", **facts)
+    bench.record(found, "-predicted", **facts)
     save_plot(bench.picture, found, bench.title)
     bench.say_written()
 

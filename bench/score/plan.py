@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from tokenizers import Tokenizer
 
-from bench.floor import ModelShape, operation_ratio
+from bench.floor import operation_ratio
 from bench.gate import TOLERANCE
 from bench.http_client import post_bytes
 from bench.workloads import (
@@ -21,6 +21,7 @@ from bench.workloads import (
     score_body,
 )
 from sglang_prefill_ext.errors import ConfigError
+from sglang_prefill_ext.sizing.model import ModelShape
 
 STOCK, EXTENSION = "stock", "extension"
 PATHS = (STOCK, EXTENSION)

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import psutil
 
-from bench.floor import ModelShape
 from bench.http_client import LoadError, post_bytes
 from bench.load import Measurement, Window, ask_each, closed_loop, open_loop, run_loop
 from bench.run import Run
 from bench.soak.subjects import Reports, running
 from bench.soak.windows import SoakWindow, Verdict, verdict_of, windows_of
 from bench.workloads import Shape, draw_requests, score_body
+from sglang_prefill_ext.sizing.model import ModelShape
 
 _POOL = 64
 _STOCK = "x-prefill-only: off"

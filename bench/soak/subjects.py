@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.fleet.engines import cores_for, engines_on, router
-from bench.http_client import LoadError, connect, post_bytes
+from bench.http_client import Connection, LoadError, connect, post_bytes
 from bench.load import run_loop
 from bench.server import MeasuredServer
 from bench.status import status_page
@@ -77,7 +77,7 @@ def running(
 
 
 async def _gc_reports(port: int) -> Reports:
-    connection = await connect(port)
+    connection = await connect(port, Connection)
     try:
         asked = post_bytes("/prefill_only/gc", b'{"action": "stats"}')
         answer = json.loads(await connection.send(asked))

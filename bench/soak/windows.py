@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -101,8 +102,7 @@ def verdict_of(
     part = max(1, len(windows) // _ENDS)
     first, last = windows[:part], windows[-part:]
     memory_drifts = (
-        _drift(first, last, lambda window, process=process: window.memory_mib[process])
-        for process in first[0].memory_mib
+        _drift(first, last, partial(_memory_mib, process)) for process in first[0].memory_mib
     )
     (pauses, long_wall, long_cpu) = (
         now - then for now, then in zip(_pauses(after), _pauses(before), strict=True)
@@ -114,6 +114,10 @@ def verdict_of(
         long_pauses=long_cpu,
         long_waits=long_wall - long_cpu,
     )
+
+
+def _memory_mib(process: str, window: SoakWindow) -> float:
+    return window.memory_mib[process]
 
 
 def _drift(

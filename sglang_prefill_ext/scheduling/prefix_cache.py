@@ -15,11 +15,14 @@ class PrefixTransaction(Protocol):
     that is divided into several forwards, with the request.
     """
 
-    cached: int
-    """Tokens of the prefix whose K/V the cache has; 0 or more."""
-    slots: Any
-    """Slots in the KV pool, int64 on the device: those of the cached tokens, then those that are
-    reserved for the fresh tokens behind them."""
+    @property
+    def cached(self) -> int:
+        """Tokens of the prefix whose K/V the cache has; 0 or more."""
+
+    @property
+    def slots(self) -> Any:
+        """Slots in the KV pool, int64 on the device: those of the cached tokens, then those that
+        are reserved for the fresh tokens behind them."""
 
     def reserve(self, *, whole: bool) -> bool:
         """Take slots for tokens behind the cached ones, evicting unused entries; call it once.

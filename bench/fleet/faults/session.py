@@ -124,7 +124,7 @@ class FaultsRun:
                 load.wait_more(4 * self.clients)
             self.unwanted = load.unwanted()
             for engine, memory in zip(engines, before, strict=True):
-                require(lambda e=engine, m=memory: memory_of(e.port) == m, "an engine keeps memory")
+                require(partial(_has_memory, memory, engine.port), "an engine keeps memory")
             require(lambda: not work_at(routers), "a router keeps work")
         return self._result(load, injuries, seconds)
 
@@ -178,6 +178,10 @@ def memory_of(port: int) -> list[dict[str, int]]:
 
     require(idle, "an engine keeps requests")
     return pool_totals(status)
+
+
+def _has_memory(memory: list[dict[str, int]], port: int) -> bool:
+    return memory_of(port) == memory
 
 
 def work_at(routers: RouterProcesses) -> list[str]:

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from bench.http_client import LoadError, StreamConnection, connect, post_bytes
+from bench.http_client import Connection, LoadError, StreamConnection, connect, post_bytes
 from bench.workloads import generate_body
 from tests.unit.bench.stand_in import StandIn
 
@@ -14,7 +14,7 @@ REQUEST = post_bytes("/v1/score", json.dumps(BODY).encode())
 
 
 async def exchange(stand_in: StandIn, times: int) -> list[bytes]:
-    connection = await connect(stand_in.port)
+    connection = await connect(stand_in.port, Connection)
     try:
         return [await connection.send(REQUEST) for _ in range(times)]
     finally:
@@ -49,7 +49,7 @@ async def test_a_server_that_hangs_up_is_an_error_at_once_and_later() -> None:
         writer.close()
 
     async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
-        connection = await connect(server.sockets[0].getsockname()[1])
+        connection = await connect(server.sockets[0].getsockname()[1], Connection)
         for _ in range(2):
             with pytest.raises(LoadError, match="closed the connection"):
                 await connection.send(REQUEST)
