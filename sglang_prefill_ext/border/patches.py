@@ -44,6 +44,10 @@ class _Applied:
     installed: object
     drift: bool
 
+    @property
+    def is_function(self) -> bool:
+        return self.patch.kind is not Kind.ATTRIBUTE
+
 
 _applied: dict[str, _Applied] = {}
 
@@ -77,7 +81,8 @@ def apply(
     try:
         for patch in pending:
             _install(patch, drift=patch.id in drifted)
-        _rebind([_applied[patch.id] for patch in pending])
+        changes = [_applied[patch.id] for patch in pending]
+        _rebind([(each.original, each.installed) for each in changes if each.is_function])
         _refuse(list(_verify(pending)))
     except Exception as error:
         _revert(pending)
@@ -131,16 +136,15 @@ def wrapped(raw: object, hook: Callable[..., Any], kind: Kind) -> object:
 logger = logging.getLogger(__name__)
 
 
-def _rebind(changes: Sequence[_Applied]) -> None:
-    """In modules that imported a patched function by name, replace it by its wrapper.
+def _rebind(changes: Sequence[tuple[object, object]]) -> None:
+    """In modules that imported a function by name, replace it by another one.
 
     One pass handles all functions: there are thousands of modules, and every process does this.
+
+    Args:
+        changes: each function, and the one that takes its place.
     """
-    functions = {
-        id(unbound(change.original)): unbound(change.installed)
-        for change in changes
-        if change.patch.kind is not Kind.ATTRIBUTE
-    }
+    functions = {id(unbound(old)): unbound(new) for old, new in changes}
     for module in list(sys.modules.values()):
         if isinstance(module, ModuleType):
             for name, value in list(vars(module).items()):
@@ -184,6 +188,7 @@ def _refuse(mismatches: Sequence[Mismatch]) -> None:
 
 
 def _revert(patches: Sequence[Patch]) -> None:
-    for patch in reversed(patches):
-        if (applied := _applied.pop(patch.id, None)) is not None:
-            setattr(applied.owner, patch.attribute, applied.original)
+    changes = [_applied.pop(patch.id) for patch in patches if patch.id in _applied]
+    for change in reversed(changes):
+        setattr(change.owner, change.patch.attribute, change.original)
+    _rebind([(each.installed, each.original) for each in changes if each.is_function])

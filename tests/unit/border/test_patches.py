@@ -234,6 +234,18 @@ def test_a_module_global_follows_the_target(load_upstream: Callable[[str], Modul
     assert module.parse("a") == ["a", "A"]
 
 
+def test_a_module_global_gets_the_original_back(load_upstream: Callable[[str], ModuleType]) -> None:
+    borrowed = "class Borrower:\n    borrowed = Scheduler.step\n"
+    module = load_upstream(
+        f"{UPSTREAM}\n\nstep, parse = Scheduler.step, Scheduler.parse\n{borrowed}"
+    )
+    with pytest.raises(UnsupportedSGLangError, match="borrowed is still"):
+        apply(SCHEDULER, [step_patch(), STATIC])
+    assert (module.step, module.parse) == (module.Scheduler.step, module.Scheduler.parse)
+    assert module.step(module.Scheduler(), "b") == "stock b"
+    assert module.parse("a") == ["a"]
+
+
 def test_drift_is_logged_and_kept(upstream: ModuleType, caplog: pytest.LogCaptureFixture) -> None:
     drifted = step_patch(fingerprints={"0.5.22": "0" * 64})
     with caplog.at_level(logging.WARNING):
