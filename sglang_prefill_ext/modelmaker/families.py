@@ -42,7 +42,10 @@ DENSE: Mapping[str, Family] = {
     "phi3": family("phi3"),
     "arcee": family("arcee"),  # an MLP without a gate
     "glm4": family("glm4"),  # norms after attention and MLP too
+    "ernie4": family("ernie4_5"),
     "granite": family("granite", **MULTIPLIERS),
+    "granite-swa": family("granite_swa", **MULTIPLIERS, **SLIDING),  # attention sinks
+    "olmo": family("olmo", num_key_value_heads=4),  # norms without weights
     "olmo2": family("olmo2"),  # norms after attention and MLP only
     "stablelm": family("stablelm"),  # part of a head has a position
     "starcoder2": family("starcoder2", sliding_window=None),  # biases, layer norm
@@ -57,6 +60,17 @@ DENSE: Mapping[str, Family] = {
         hidden_act="gelu_pytorch_tanh",  # SGLang reads this older name too
         tie_word_embeddings=True,
     ),
+    "exaone4": family(  # the second layer has no positions
+        "exaone4",
+        **SLIDING,
+        sliding_window_pattern="LG",
+        # SGLang 0.5.23 has these values, whatever the configuration says.
+        rms_norm_eps=1e-6,
+        rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
+    ),
+    # SGLang has no class of its own for these, and runs those of Transformers.
+    "seed-oss": family("seed_oss"),
+    "smollm3": family("smollm3", no_rope_layers=[1, 0]),  # the second layer has no positions
     # Layers with a window have a rotary base of their own.
     "gemma3": family("gemma3_text", **SLIDING, query_pre_attn_scalar=32, tie_word_embeddings=True),
 }

@@ -82,6 +82,7 @@ def _build(preset: Preset, directory: Path, seed: int, progress: Callable[[str],
         CONTEXT_LENGTH,
         reranker=preset.reranker,
         token_types=preset.shape["type_vocab_size"] if preset.encoder else 0,
+        images=preset.images,
     )
     progress("drawing random weights")
     model = weights.build_model(preset, tokenizer, seed)
@@ -92,6 +93,10 @@ def _build(preset: Preset, directory: Path, seed: int, progress: Callable[[str],
     progress(f"writing {model.num_parameters():,} parameters")
     weights.save_model(model, directory)
     tokenizer.save_pretrained(directory, save_jinja_files=False)
+    if preset.images:
+        from sglang_prefill_ext.modelmaker.image_processor import save_processor
+
+        save_processor(preset.model_type, tokenizer, directory)
 
 
 def _holds(directory: Path, marker: Mapping[str, object]) -> bool:

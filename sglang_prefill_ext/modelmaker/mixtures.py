@@ -30,6 +30,7 @@ MIXTURES: Mapping[str, Family] = {
     ),
     "mixtral": family("mixtral", **_TWO_OF_FOUR, sliding_window=None),
     "granite-moe": family("granitemoe", **_TWO_OF_FOUR, **MULTIPLIERS),
+    "granite-moe-swa": family("granitemoe_swa", **_TWO_OF_FOUR, **MULTIPLIERS, **SLIDING),
     "granite-moe-shared": family(
         "granitemoeshared", **_TWO_OF_FOUR, **MULTIPLIERS, shared_intermediate_size=192
     ),

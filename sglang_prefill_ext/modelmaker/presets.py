@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from sglang_prefill_ext.modelmaker.families import DENSE, WINDOW
 from sglang_prefill_ext.modelmaker.mixtures import MIXTURES
+from sglang_prefill_ext.modelmaker.multimodal import MULTIMODAL
 
 VOCABULARY = 8_000
 """Tokens of every tokenizer, and of every model but `qwen3-0.6b`, which keeps its true size."""
@@ -32,6 +33,9 @@ class Preset:
         dtype: of the saved weights.
         weights: how they come about.
         classes: numbers that a head for sequence classification gives; 0 for a language model.
+        reward: whether that head is the one of Qwen's reward models: two layers, one number.
+        bare: whether there is no head, as in some embedding models.
+        images: whether it reads images, too.
         reranker: whether its tokenizer is that of a decoder reranker, see `train_tokenizer`.
         encoder: whether it is an encoder, without a language model, with a tokenizer for it.
     """
@@ -41,6 +45,9 @@ class Preset:
     dtype: str = "float32"
     weights: Weights = "spread"
     classes: int = 0
+    reward: bool = False
+    bare: bool = False
+    images: bool = False
     reranker: bool = False
     encoder: bool = False
 
@@ -91,9 +98,22 @@ PRESETS: Mapping[str, Preset] = {
     # The smallest model whose layers cost something.
     "tiny": Preset("qwen3", _shape(hidden=256, layers=4, heads=8, kv_heads=4, intermediate=704)),
     **{name: Preset(each.model_type, _shape(**each.more)) for name, each in FAMILIES.items()},
+    **{
+        name: Preset(
+            each.model_type,
+            {"tie_word_embeddings": False, "text_config": _shape(**each.text), **each.rest},
+            images=True,
+        )
+        for name, each in MULTIMODAL.items()
+    },
     "classifier": Preset("qwen3", _shape(), classes=3),
     "classifier-qwen2": Preset("qwen2", _shape(), classes=3),
     "classifier-llama": Preset("llama", _shape(), classes=3),
+    "classifier-gemma2": Preset("gemma2", _shape(**FAMILIES["gemma2"].more), classes=3),
+    "reward-qwen2": Preset("qwen2", _shape(), classes=1, reward=True),
+    "reward-qwen3": Preset("qwen3", _shape(), classes=1, reward=True),
+    "bare-mistral": Preset("mistral", _shape(sliding_window=None), bare=True),
+    "bare-qwen3": Preset("qwen3", _shape(), bare=True),
     "reranker": Preset("qwen3", _shape(), reranker=True),
     **ENCODERS,
     "mistral-sliding": Preset("mistral", _shape(sliding_window=WINDOW)),

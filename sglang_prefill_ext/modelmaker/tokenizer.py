@@ -11,6 +11,8 @@ from sglang_prefill_ext.modelmaker.catalogue import NO_LABEL, YES_LABEL
 PAD_TOKEN = "<|endoftext|>"
 TURN_START = "<|im_start|>"
 TURN_END = "<|im_end|>"
+IMAGE_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+"""Qwen's; their ids are 3 to 6."""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -37,7 +39,12 @@ _ANSWER_LINES = 1_000
 
 
 def train_tokenizer(
-    vocabulary: int, context_length: int, *, reranker: bool = False, token_types: int = 0
+    vocabulary: int,
+    context_length: int,
+    *,
+    reranker: bool = False,
+    token_types: int = 0,
+    images: bool = False,
 ) -> PreTrainedTokenizerFast:
     """A fast tokenizer of exactly `vocabulary` tokens, the same on every call.
 
@@ -54,13 +61,15 @@ def train_tokenizer(
         token_types: of an encoder, for which a text is put between two special tokens, and the
             second one of a pair, which has the last type, in front of another; there is no chat
             template. 0: not for an encoder.
+        images: it has `IMAGE_TOKENS`, too.
     """
+    more = IMAGE_TOKENS if images else ()
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(  # type: ignore[no-untyped-call]
         vocab_size=vocabulary,
-        special_tokens=[PAD_TOKEN, TURN_START, TURN_END],
+        special_tokens=[PAD_TOKEN, TURN_START, TURN_END, *more],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -78,7 +87,7 @@ def train_tokenizer(
         tokenizer_object=bpe,
         pad_token=PAD_TOKEN,
         eos_token=TURN_END,
-        additional_special_tokens=[TURN_START],
+        additional_special_tokens=[TURN_START, *more],
         model_max_length=context_length,
         clean_up_tokenization_spaces=False,
         chat_template=None if token_types else template,

@@ -1,14 +1,18 @@
 """Models from presets, with random weights that make parity tests mean something."""
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoModelForSequenceClassification,
     PreTrainedModel,
     PreTrainedTokenizerFast,
@@ -30,20 +34,44 @@ def build_model(preset: Preset, tokenizer: PreTrainedTokenizerFast, seed: int) -
 
     Deterministic in `seed`; the caller's random state is left alone. Nothing is downloaded.
     """
-    config = AutoConfig.for_model(
-        preset.model_type,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        **preset.shape,
-    )
-    kind: Any = AutoModel if preset.encoder else AutoModelForCausalLM
+    tokens = {
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    shape = dict(preset.shape)
+    if preset.images:
+        shape["text_config"] = shape["text_config"] | tokens
+    config = AutoConfig.for_model(preset.model_type, **tokens, **shape)
+    kind = _kind(preset)
     if preset.classes:
-        kind, config.num_labels = AutoModelForSequenceClassification, preset.classes
+        config.num_labels = preset.classes
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: PreTrainedModel = kind.from_config(config, dtype=getattr(torch, preset.dtype))
+        if preset.reward:
+            make_reward_model(model)
     return model
+
+
+def _kind(preset: Preset) -> Any:
+    if preset.classes:
+        return AutoModelForSequenceClassification
+    if preset.images:
+        return AutoModelForImageTextToText
+    return AutoModel if preset.bare or preset.encoder else AutoModelForCausalLM
+
+
+def make_reward_model(model: Any) -> None:
+    """Give a classifier the head of a reward model, for which Transformers has no class.
+
+    SGLang knows Qwen's reward models by the name of their class.
+    """
+    width = model.config.hidden_size
+    model.score = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1))
+    kind = type(model)
+    name = kind.__name__.replace("ForSequenceClassification", "ForRewardModel")
+    model.__class__ = type(name, (kind,), {})
 
 
 @torch.no_grad()
@@ -78,6 +106,18 @@ def save_model(model: PreTrainedModel, directory: Path) -> None:
         model.save_pretrained(directory)
     finally:
         hf_logging.enable_progress_bar()
+    if model.config.model_type == "gemma3":
+        _name_eyes_as_sglang(directory / "model.safetensors")
+
+
+def _name_eyes_as_sglang(path: Path) -> None:
+    """SGLang 0.5.23 reads the older of two names that Transformers reads."""
+    weights = load_file(path)
+    older = {
+        re.sub(r"^vision_tower\.(?!vision_model\.)", "vision_tower.vision_model.", name): each
+        for name, each in weights.items()
+    }
+    save_file(older, path, {"format": "pt"})
 
 
 def _std(name: str, parameter: torch.Tensor, tied: bool) -> float:

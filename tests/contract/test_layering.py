@@ -86,7 +86,7 @@ LAYERS = {
     ),
     "plugin": Layer("border"),
     "platforms": Layer("border"),
-    "modelmaker": Layer("errors", "numpy torch transformers tokenizers", light=False),
+    "modelmaker": Layer("errors", "numpy torch safetensors transformers tokenizers", light=False),
     "demo": Layer(
         "errors client modelmaker local_server",
         "httpx matplotlib prometheus_client rich tokenizers",

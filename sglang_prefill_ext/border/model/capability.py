@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from itertools import chain
 from typing import Any
 
 from sglang.srt.layers.pooler import CrossEncodingPooler, Pooler, PoolingType
@@ -16,6 +17,7 @@ from sglang_prefill_ext.wire.stock_reason import StockReason
 RESIDUAL_ON_BATCH = frozenset(
     {
         "ArceeForCausalLM",
+        "Exaone4ForCausalLM",
         "ExaoneMoEForCausalLM",
         "ExaoneMoeForCausalLM",
         "Glm4ForCausalLM",
@@ -26,15 +28,22 @@ RESIDUAL_ON_BATCH = frozenset(
         "MellumForCausalLM",
         "MiniMaxM2ForCausalLM",
         "Ministral3ForCausalLM",
+        "Mistral3ForConditionalGeneration",
         "MistralForCausalLM",
+        "MistralModel",
         "MixtralForCausalLM",
         "Phi3ForCausalLM",
         "Qwen2ForCausalLM",
+        "Qwen2ForRewardModel",
         "Qwen2ForSequenceClassification",
         "Qwen2MoeForCausalLM",
+        "Qwen2_5_VLForConditionalGeneration",
         "Qwen3ForCausalLM",
+        "Qwen3ForRewardModel",
         "Qwen3ForSequenceClassification",
+        "Qwen3Model",
         "Qwen3MoeForCausalLM",
+        "Qwen3VLForConditionalGeneration",
     }
 )
 """Model classes that keep the residual on the batch, so that the last layer can continue after its
@@ -46,33 +55,48 @@ RESIDUAL_IN_LAYERS = frozenset(
         "Cohere2ForCausalLM",
         "Cohere2MoeForCausalLM",
         "CohereForCausalLM",
+        "Ernie4_5_ForCausalLM",
         "Ernie4_5_MoeForCausalLM",
         "Gemma2ForCausalLM",
+        "Gemma2ForSequenceClassification",
         "Gemma3ForCausalLM",
+        "Gemma3ForConditionalGeneration",
         "GraniteForCausalLM",
         "GraniteMoeForCausalLM",
+        "GraniteMoeSWAForCausalLM",
         "GraniteMoeSharedForCausalLM",
+        "GraniteSWAForCausalLM",
         "HYV3ForCausalLM",
         "LagunaForCausalLM",
         "Olmo2ForCausalLM",
+        "OlmoForCausalLM",
         "OlmoeForCausalLM",
         "PhiMoEForCausalLM",
         "StableLmForCausalLM",
         "Starcoder2ForCausalLM",
+        "TransformersForCausalLM",
     }
 )
 """Model classes whose layers add the residual or pass it on themselves, so that the last layer has
 to run on all tokens."""
 
+POSITIONS_FROM_1 = frozenset({"Gemma3ForConditionalGeneration"})
+"""Model classes in which the first token has position 1."""
+
 VECTOR_ARCHITECTURES = frozenset(
     {
+        "Gemma2ForSequenceClassification",
         "LlamaForCausalLM",
         "LlamaForSequenceClassification",
         "MistralForCausalLM",
+        "MistralModel",
         "Qwen2ForCausalLM",
+        "Qwen2ForRewardModel",
         "Qwen2ForSequenceClassification",
         "Qwen3ForCausalLM",
+        "Qwen3ForRewardModel",
         "Qwen3ForSequenceClassification",
+        "Qwen3Model",
     }
 )
 """Model classes that make a vector of the last token of every prompt: embeddings, classes, rewards.
@@ -89,6 +113,9 @@ ENCODER_ARCHITECTURES = frozenset(
 )
 """Bidirectional model classes; they make a vector of the first token of every prompt."""
 
+
+_ROTATIONS_BY_LENGTH = frozenset({"dynamic", "longrope"})
+"""Rotations of Transformers that the longest prompt of a batch decides."""
 
 _POOLED_AT_PLACES = frozenset({"Qwen2ForSequenceClassification", "Qwen3ForSequenceClassification"})
 """Model classes whose heads can read any token of a prompt (`score_and_pool`). SGLang also counts
@@ -114,7 +141,7 @@ def declined_reason(scheduler: Any) -> StockReason | None:
         return StockReason.MODEL_ARCHITECTURE
     if not scheduler.is_generation and not _has_known_pooling(runner.model):
         return StockReason.POOLING
-    if getattr(runner.model, "capture_aux_hidden_states", False):
+    if getattr(text_part(runner.model), "capture_aux_hidden_states", False):
         return StockReason.AUX_HIDDEN_STATES
     if _rotates_by_longest_prompt(runner):
         return StockReason.LONG_ROPE
@@ -161,14 +188,24 @@ def _has_known_pooling(model: Any) -> bool:
 def _rotates_by_longest_prompt(runner: Any) -> bool:
     """Whether one prompt beyond the original context changes the rotary embedding of all others.
 
-    SGLang uses the long factors for a whole batch if any position needs them.
+    SGLang uses the long factors for a whole batch if any position needs them, and so do modules of
+    Transformers.
     """
     context = runner.model_config.context_len
     return any(
         module.original_max_position_embeddings < context
-        for module in runner.model.modules()
         if isinstance(module, Phi3LongRoPEScaledRotaryEmbedding)
+        else not _ROTATIONS_BY_LENGTH.isdisjoint(_rotations(module))
+        for module in runner.model.modules()
     )
+
+
+def _rotations(module: Any) -> list[str]:
+    """Kinds of rotation of a module of Transformers: one, or one for each kind of layer."""
+    kinds = getattr(module, "rope_type", None)
+    if isinstance(kinds, str):
+        return [kinds]
+    return [*kinds.values()] if isinstance(kinds, dict) else []
 
 
 def _stores_by_a_kernel_of_its_own(runner: Any) -> bool:
@@ -196,9 +233,16 @@ def _attention_reasons(model: Any) -> Iterator[StockReason]:
             yield StockReason.ATTENTION_VARIANT
 
 
+def text_part(model: Any) -> Any:
+    """Return the part of a loaded model that reads text, and has the output head."""
+    return getattr(model, "language_model", model)
+
+
 def attention_layers(model: Any) -> list[Any]:
     """Return every attention layer of a loaded model."""
-    return [module for module in model.modules() if isinstance(module, RadixAttention)]
+    kept_apart = getattr(model, "attention_instances", {})  # of SGLang's Transformers backend
+    modules = chain(model.modules(), kept_apart.values())
+    return [module for module in modules if isinstance(module, RadixAttention)]
 
 
 def head_shape(layer: Any) -> HeadShape:

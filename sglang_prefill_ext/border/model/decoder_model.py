@@ -17,9 +17,11 @@ from sglang.srt.model_executor.forward_context import ForwardContext, forward_co
 from torch import Tensor
 
 from sglang_prefill_ext.border.model.capability import (
+    POSITIONS_FROM_1,
     RESIDUAL_ON_BATCH,
     attention_layers,
     head_shape,
+    text_part,
 )
 from sglang_prefill_ext.border.model.expert_settings import expert_settings
 from sglang_prefill_ext.border.model.packed_batch import (
@@ -141,12 +143,14 @@ class SglangModel:
     causal = True
 
     def __init__(self, runner: Any, forward_stream: AbstractContextManager[object] | None) -> None:
-        self._model = runner.model
+        self._model = text_part(runner.model)
         layers = attention_layers(runner.model)
         last = max(layers, key=lambda layer: layer.layer_id)
         shortens = type(runner.model).__name__ in RESIDUAL_ON_BATCH
         self.last_layer: int | None = last.layer_id if shortens else None
         backend = PackedAttentionBackend(runner.attn_backend, self.last_layer)
+        # SGLang's prefixes in the cache have it, too.
+        self._first_position = int(type(runner.model).__name__ in POSITIONS_FROM_1)
         self._adapters = Adapters(runner.lora_manager)
         self._context = ForwardContext(attn_backend=backend)
         self._expert_settings = expert_settings(runner.model)
@@ -163,7 +167,7 @@ class SglangModel:
         self._some_zeros = torch.zeros(0, dtype=torch.int64, device=self.device)
         self.draw = SglangSampler(runner).draw
         if runner.is_generation:  # else logits are never needed
-            head = OutputHead(runner.model, self.vocab_size)
+            head = OutputHead(self._model, self.vocab_size)
             self.logits, self.product_head = head.logits, head.product
         runs_on = self.device.type != "cpu" or _IN_FLIGHT_VARIABLE in os.environ
         self.asynchronous = forward_stream is not None and runs_on
@@ -190,6 +194,8 @@ class SglangModel:
         *,
         shortened: bool,
     ) -> Callable[[], Tensor]:
+        if self._first_position:
+            positions = positions + self._first_position
         batch = packed_batch_of(token_ids, positions, row_lens, self._zeros(len(token_ids)))
         batch.attend = attend
         batch.read_at = read_at if shortened and self.last_layer is not None else None
@@ -218,7 +224,8 @@ class SglangModel:
         """Replace embeddings of tokens by a hook, as not all models take embeddings as argument."""
 
         def replace(_module: object, _inputs: object, embeds: Tensor) -> None:
-            embeds[overrides.at] = overrides.embeds.to(embeds.dtype)
+            rows = embeds.view(-1, embeds.shape[-1])  # the Transformers backend has a batch of one
+            rows[overrides.at] = overrides.embeds.to(embeds.dtype)
 
         handle = self._model.model.embed_tokens.register_forward_hook(replace)
         try:
@@ -227,5 +234,6 @@ class SglangModel:
             handle.remove()
 
     def _run(self, batch: PackedForwardBatch, read_at: Tensor) -> Tensor:
-        hidden: Tensor = self._model.model(batch.input_ids, batch.positions, batch)
+        layers = getattr(self._model, "_forward_hidden_states", self._model.model)
+        hidden: Tensor = layers(batch.input_ids, batch.positions, batch)
         return hidden[read_at] if batch.read_at is None else hidden

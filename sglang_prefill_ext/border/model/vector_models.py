@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -21,9 +21,8 @@ from sglang_prefill_ext.forward.model import Overrides
 class SglangVectorModel(SglangModel):
     """A model that makes a vector of every row: an embedding, class logits, a reward.
 
-    SGLang's own pooling and heads run on the read positions, in one of two ways. If only these
-    positions are left after the last layer, the batch looks like prompts of one token each. Else
-    the batch looks like one prompt, of which SGLang's setwise scoring reads the given positions.
+    SGLang's own pooling and heads run on the read positions alone, as if each were a prompt of one
+    token.
     """
 
     def __init__(self, runner: Any, forward_stream: AbstractContextManager[object] | None) -> None:
@@ -35,19 +34,29 @@ class SglangVectorModel(SglangModel):
 
     def _run(self, batch: PackedForwardBatch, read_at: Tensor) -> Tensor:
         batch.return_pooled_hidden_states = True
-        is_whole = batch.read_at is None
-        if is_whole:
-            batch.extend_seq_lens_cpu = [len(batch.input_ids)]
-            batch.token_indices_to_pool = [read_at]
-        else:
-            ones = torch.ones_like(read_at, dtype=torch.int32)
-            batch.extend_seq_lens, batch.extend_seq_lens_cpu = ones, [1] * len(ones)
-        output = self._model.forward(batch.input_ids, batch.positions, batch, get_embedding=True)
+        ones = torch.ones_like(read_at, dtype=torch.int32)
+        batch.extend_seq_lens, batch.extend_seq_lens_cpu = ones, [1] * len(ones)
+        with nullcontext() if batch.read_at is not None else self._pooling(read_at):
+            output = self._model.forward(
+                batch.input_ids, batch.positions, batch, get_embedding=True
+            )
         vectors, states = output.embeddings, output.pooled_hidden_states
-        if is_whole:
-            (vectors,), (states,) = vectors, states
         self._has_states = states is not None
         return vectors if states is None else torch.cat((vectors, states), dim=1)
+
+    @contextmanager
+    def _pooling(self, read_at: Tensor) -> Iterator[None]:
+        """Give the pooler the read positions only, where the last layer has left all tokens."""
+
+        def choose(_module: object, inputs: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
+            hidden, batch = inputs
+            return hidden[read_at], batch
+
+        handle = self._model.pooler.register_forward_pre_hook(choose)
+        try:
+            yield
+        finally:
+            handle.remove()
 
     def _measured_widths(self) -> tuple[int, int]:
         """Run one token to find the widths of vectors and states.

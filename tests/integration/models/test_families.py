@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from bench.gate import TOLERANCE as TOLERANCES
 from bench.gate import largest_logprob_difference
+from sglang_prefill_ext.modelmaker.multimodal import MULTIMODAL
 from sglang_prefill_ext.modelmaker.presets import ENCODERS, FAMILIES
 from tests.integration.support.own_server import run_script
 from tests.integration.support.parity import TOLERANCE
@@ -20,17 +21,19 @@ from tests.integration.support.parity import TOLERANCE
 pytestmark = pytest.mark.timeout(1500)
 
 MONITORING = Path(__file__).parents[3] / "docs" / "monitoring.md"
-PACKED = tuple(FAMILIES)
-EMBEDDERS = ("qwen2", "qwen3", "llama", "mistral")
-CLASSIFIERS = ("classifier", "classifier-qwen2", "classifier-llama")
+PACKED = (*FAMILIES, *MULTIMODAL)
+BARE = ("bare-mistral", "bare-qwen3")
+EMBEDDERS = ("qwen2", "qwen3", "llama", "mistral", *BARE)
+CLASSIFIERS = ("classifier", "classifier-qwen2", "classifier-llama", "classifier-gemma2")
+REWARDS = ("reward-qwen2", "reward-qwen3")
 ENCODED = tuple(ENCODERS)
 HALF_PRECISION = ("qwen3", "classifier")
 """Models that also run in bfloat16: one for tokens and embeddings, and one for classes."""
 HALF_TOLERANCE = TOLERANCES["bfloat16"]
 ROUNDING = 2**-7
 """Largest step between neighbours in bfloat16, of a number's size."""
-NO_STOCK = ("gemma2", "gpt-oss")
-"""Without a GPU, SGLang ignores the soft cap of the first and cannot run the second."""
+NO_STOCK = ("gemma2", "gpt-oss", "granite-swa", "granite-moe-swa", "exaone4")
+"""Without a GPU, SGLang ignores the soft cap of the first and cannot run the others."""
 
 each_family = pytest.mark.parametrize("family", PACKED)
 each_reference = pytest.mark.parametrize(
@@ -47,7 +50,7 @@ def reports(
 ) -> dict[str, Any]:
     """What `family_runner` measured, by preset."""
     out = tmp_path_factory.mktemp("families")
-    models = [model_dir(preset) for preset in (*PACKED, *CLASSIFIERS, *ENCODED)]
+    models = [model_dir(preset) for preset in (*PACKED, *BARE, *CLASSIFIERS, *REWARDS, *ENCODED)]
     half = [f"bfloat16:{model_dir(preset)}" for preset in HALF_PRECISION]
     # Qwen2-MoE scales its shared expert by a Triton kernel, whatever the device.
     run_script("family_runner", out, *models, *half, env={"TRITON_INTERPRET": "1"})
@@ -136,7 +139,7 @@ def test_nothing_of_stock_is_touched(reports: dict[str, Any], family: str) -> No
     }
 
 
-@pytest.mark.parametrize("family", PACKED + CLASSIFIERS + ENCODED)
+@pytest.mark.parametrize("family", PACKED + BARE + CLASSIFIERS + REWARDS + ENCODED)
 def test_the_model_is_packed(reports: dict[str, Any], family: str) -> None:
     assert reports[family]["declined"] is None
 
@@ -167,6 +170,16 @@ def test_same_classes(reports: dict[str, Any], family: str, way: str) -> None:
     # Some heads of SGLang have a bias, which checkpoints of the architecture lack: whatever it is,
     # it is the same for every prompt.
     np.testing.assert_allclose(found - found[0], wanted - wanted[0], rtol=0, atol=2 * TOLERANCE)
+
+
+@pytest.mark.parametrize("family", REWARDS)
+@each_way
+def test_same_rewards(reports: dict[str, Any], family: str, way: str) -> None:
+    vectors = reports[family]["vectors"]
+    found, wanted = np.array(vectors[way]), np.array(vectors["hugging_face"])
+    assert found.shape == wanted.shape == (len(found), 1)
+    assert np.ptp(wanted) > 1000 * TOLERANCE
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("family", ENCODED)

@@ -26,9 +26,10 @@ warnings.simplefilter("ignore")
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
 from sglang.benchmark import one_batch  # noqa: E402
 from sglang.srt.layers.logits_processor import LogitsProcessor  # noqa: E402
-from sglang.srt.layers.radix_attention import AttentionType, RadixAttention  # noqa: E402
+from sglang.srt.layers.radix_attention import AttentionType  # noqa: E402
 from sglang.srt.layers.rotary_embedding.rope_variant import (  # noqa: E402
     Phi3LongRoPEScaledRotaryEmbedding,
 )
@@ -41,7 +42,9 @@ from sglang.srt.sampling.sampling_params import SamplingParams  # noqa: E402
 from sglang.srt.server_args import PortArgs, prepare_server_args  # noqa: E402
 from transformers import (  # noqa: E402
     AutoConfig,
+    AutoModel,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoModelForSequenceClassification,
 )
 
@@ -49,7 +52,9 @@ from sglang_prefill_ext.border.cpu.cpu_platform import capped_on_host  # noqa: E
 from sglang_prefill_ext.border.model.capability import (  # noqa: E402
     ENCODER_ARCHITECTURES,
     VECTOR_ARCHITECTURES,
+    attention_layers,
     declined_reason,
+    text_part,
 )
 from sglang_prefill_ext.border.model.decoder_model import SglangModel  # noqa: E402
 from sglang_prefill_ext.border.model.vector_models import SglangVectorModel  # noqa: E402
@@ -61,6 +66,7 @@ from sglang_prefill_ext.forward.kv_pool import (  # noqa: E402
 )
 from sglang_prefill_ext.frontend.pack import pack_token_ids  # noqa: E402
 from sglang_prefill_ext.frontend.score.score_call import pack_labels  # noqa: E402
+from sglang_prefill_ext.modelmaker.weights import make_reward_model  # noqa: E402
 from sglang_prefill_ext.scheduling.budget import ForwardBudget  # noqa: E402
 from sglang_prefill_ext.scheduling.job import Job  # noqa: E402
 from sglang_prefill_ext.scheduling.prefixed_forward import PrefixedForward  # noqa: E402
@@ -83,10 +89,15 @@ BUDGETS = {"one_forward": 16_384, "small_budget": 64}
 SHAPES = ((40, 2, 8), (7, 50, 5), (150, 9, 12), (0, 20, 4), (33, 4, 1))
 """Query tokens, most tokens of an item, items."""
 READOUT_BYTES = 3 * 4 * VOCABULARY  # three rows a read-out chunk
-GPU_ONLY = {"GptOssForCausalLM"}
-"""Models whose attention sinks and experts SGLang computes only on a GPU."""
-SGLANGS_NAMES = {"PhimoeForCausalLM": "PhiMoEForCausalLM"}
-"""Architectures whose name Hugging Face writes in another way than Microsoft, and so SGLang."""
+BORROWS = "GptOssForCausalLM"
+"""The model whose experts SGLang computes only on a GPU."""
+GPU_ONLY = {BORROWS, "GraniteSWAForCausalLM", "GraniteMoeSWAForCausalLM", "Exaone4ForCausalLM"}
+"""Models whose attention SGLang computes only on a GPU: it has sinks, or wants another backend."""
+SGLANGS_NAMES = {
+    "Ernie4_5ForCausalLM": "Ernie4_5_ForCausalLM",
+    "PhimoeForCausalLM": "PhiMoEForCausalLM",
+}
+"""Architectures whose name Hugging Face writes in another way than their makers, and so SGLang."""
 ONE_TOKEN_LONGER = {"cohere2", "cohere2_moe", "exaone_moe"}
 """Models whose window SGLang 0.5.23 takes as the number of tokens before a token, not with it."""
 UNSUPPORTED_LAYERS = {
@@ -117,7 +128,8 @@ def load_runner(directory: str, dtype: str) -> tuple[Any, Any]:
     (architecture,) = AutoConfig.from_pretrained(directory).architectures
     names = json.dumps({"architectures": [SGLANGS_NAMES.get(architecture, architecture)]})
     model = ("--model-path", directory, "--dtype", dtype, "--json-model-override-args", names)
-    args = prepare_server_args([*model, *ARGS])
+    backend = ("--attention-backend", "triton") if architecture in GPU_ONLY else ()
+    args = prepare_server_args([*model, *ARGS, *backend])
     args.resolve_once()
     publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
     one_batch._init_process_global_configs()
@@ -158,7 +170,7 @@ def packed(model: SglangModel, rows: PackedRows, max_tokens: int) -> dict[str, A
 def overridden(runner: Any, rows: PackedRows) -> PackedRows:
     """The same rows, with every third token replaced by the model's own embedding of it."""
     tokens = rows.tokens.copy()
-    embeds = runner.model.model.embed_tokens(torch.from_numpy(tokens[::3]))
+    embeds = text_part(runner.model).model.embed_tokens(torch.from_numpy(tokens[::3]))
     overrides, tokens[::3] = distinct_overrides(embeds.float().numpy())
     return replace(rows, tokens=tokens, overrides=overrides)
 
@@ -222,7 +234,7 @@ def declined(runner: Any, **changes: bool) -> str | None:
 
 def declined_if_changed(runner: Any) -> dict[str, str | None]:
     """Why this model would be declined with each unsupported kind of last layer, or of server."""
-    layer = [m for m in runner.model.modules() if isinstance(m, RadixAttention)][-1]
+    layer = attention_layers(runner.model)[-1]
     reasons = {}
     for name, changes in UNSUPPORTED_LAYERS.items():
         before = {attribute: getattr(layer, attribute) for attribute in changes}
@@ -244,14 +256,13 @@ def declined_if_changed(runner: Any) -> dict[str, str | None]:
 
 @torch.inference_mode()
 def numbers(runner: Any, tokenizer: Any, directory: str) -> dict[str, Any]:
-    reference = AutoModelForCausalLM.from_pretrained(
-        directory,
-        config=reference_config(directory),
-        dtype=torch.float32,
-        attn_implementation="eager",
-    ).eval()
-    runs_here = type(runner.model).__name__ not in GPU_ONLY
-    if not runs_here:
+    config = reference_config(directory)
+    kind = AutoModelForImageTextToText if "vision_config" in config else AutoModelForCausalLM
+    how: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
+    reference = kind.from_pretrained(directory, config=config, **how).eval()
+    name = type(runner.model).__name__
+    runs_here = name not in GPU_ONLY
+    if name == BORROWS:
         borrow_experts(runner.model, reference)
     work = list(requests())
     stock = [
@@ -268,7 +279,7 @@ def numbers(runner: Any, tokenizer: Any, directory: str) -> dict[str, Any]:
         [reference(torch.tensor([p])).logits[0, -1].float() for p in prompts(rows)] for rows in work
     ]
     return {
-        "vectors": vectors(runner, embedding_of(reference)),
+        "vectors": vectors(runner, embedding_of(reference.model)),
         "row_labels": [rows.read.lens_of(0, rows.num_rows).tolist() for rows in work],
         "forwards": {name: [r["forwards"] for r in results[name]] for name in BUDGETS},
         "packed": {name: [r["values"] for r in each] for name, each in results.items()},
@@ -296,11 +307,11 @@ def reference_config(directory: str) -> Any:
     return config
 
 
-def embedding_of(reference: Any) -> Callable[[list[int]], torch.Tensor]:
+def embedding_of(layers: Any) -> Callable[[list[int]], torch.Tensor]:
     """The last token's final state, at unit length."""
 
     def embed(prompt: list[int]) -> torch.Tensor:
-        state: torch.Tensor = reference.model(torch.tensor([prompt])).last_hidden_state[0, -1]
+        state: torch.Tensor = layers(torch.tensor([prompt])).last_hidden_state[0, -1]
         return state / state.norm()
 
     return embed
@@ -327,11 +338,21 @@ def vectors(runner: Any, wanted: Callable[[list[int]], torch.Tensor]) -> dict[st
     }
 
 
-def classes(runner: Any, directory: str) -> dict[str, Any]:
-    reference = AutoModelForSequenceClassification.from_pretrained(
-        directory, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
-    return {"vectors": vectors(runner, lambda prompt: reference(torch.tensor([prompt])).logits[0])}
+def vector_model(directory: str) -> Callable[[list[int]], torch.Tensor]:
+    """Hugging Face's model without a language head: classes, a reward, or an embedding."""
+    (architecture,) = AutoConfig.from_pretrained(directory).architectures
+    how: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
+    if architecture.endswith("ForRewardModel"):
+        config = AutoConfig.from_pretrained(directory)
+        reference = AutoModelForSequenceClassification.from_config(config, **how).eval()
+        make_reward_model(reference)
+        reference.load_state_dict(load_file(Path(directory) / "model.safetensors"))
+    elif architecture.endswith("Model"):
+        return embedding_of(AutoModel.from_pretrained(directory, **how).eval())
+    else:
+        kind = AutoModelForSequenceClassification
+        reference = kind.from_pretrained(directory, **how).eval()
+    return lambda prompt: reference(torch.tensor([prompt])).logits[0]
 
 
 def experts_in_torch(
@@ -377,7 +398,7 @@ def report(directory: str, dtype: str, out: Path) -> None:
         with torch.inference_mode():
             result |= encoder_report(runner, directory, packed)
     elif not result["declined"] and not runner.is_generation:
-        result |= classes(runner, directory)
+        result["vectors"] = vectors(runner, vector_model(directory))
     elif not result["declined"]:
         result |= numbers(runner, tokenizer, directory)
         result["declined_if"] = declined_if_changed(runner)

@@ -4,7 +4,13 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from sglang_prefill_ext.modelmaker import PRESETS, catalogue
-from sglang_prefill_ext.modelmaker.tokenizer import TURN_END, label_ids, train_tokenizer
+from sglang_prefill_ext.modelmaker.multimodal import MULTIMODAL
+from sglang_prefill_ext.modelmaker.tokenizer import (
+    IMAGE_TOKENS,
+    TURN_END,
+    label_ids,
+    train_tokenizer,
+)
 
 VOCABULARY = 8_000
 _tokenizer = train_tokenizer(VOCABULARY, 1024)
@@ -29,6 +35,19 @@ def test_other_sizes(vocabulary: int) -> None:
 def test_training_is_deterministic(tokenizer: PreTrainedTokenizerFast) -> None:
     again = train_tokenizer(VOCABULARY, 1024)
     assert again.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
+
+
+def test_image_tokens_have_the_ids_of_the_configurations() -> None:
+    tokenizer = train_tokenizer(VOCABULARY, 1024, images=True)
+    assert len(tokenizer) == VOCABULARY
+    start, end, image, video = (tokenizer.convert_tokens_to_ids(each) for each in IMAGE_TOKENS)
+    for name, model in MULTIMODAL.items():
+        if name.startswith("qwen"):
+            names = ("vision_start", "vision_end", "image", "video")
+            ids = [model.rest[f"{each}_token_id"] for each in names]
+            assert ids == [start, end, image, video]
+        else:
+            assert model.rest["image_token_index"] == image
 
 
 @given(st.text())

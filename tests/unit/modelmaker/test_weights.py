@@ -1,19 +1,27 @@
+import json
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from safetensors.torch import load_file
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from sglang_prefill_ext.modelmaker.presets import CONTEXT_LENGTH, PRESETS, VOCABULARY
 from sglang_prefill_ext.modelmaker.tokenizer import train_tokenizer
 from sglang_prefill_ext.modelmaker.weights import build_model, randomise, save_model
+from tests.unit.modelmaker.test_presets import text_shape
 
 SPREAD = [
     name
     for name, preset in PRESETS.items()
-    if preset.weights == "spread" and not preset.classes and not preset.encoder
+    if preset.weights == "spread" and not (preset.classes or preset.encoder or preset.bare)
 ]
-FULL_ATTENTION = [name for name in SPREAD if not PRESETS[name].shape.get("sliding_window")]
+FULL_ATTENTION = [name for name in SPREAD if not text_shape(PRESETS[name]).get("sliding_window")]
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +73,36 @@ def test_saved_model_gives_the_same_logits(
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert loaded.dtype == torch.float32
     assert torch.equal(_last_log_probs(loaded, _token_ids()), _last_log_probs(model, _token_ids()))
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture"),
+    [
+        ("reward-qwen2", "Qwen2ForRewardModel"),
+        ("bare-mistral", "MistralModel"),
+        ("classifier-gemma2", "Gemma2ForSequenceClassification"),
+        ("gemma3-vl", "Gemma3ForConditionalGeneration"),
+    ],
+)
+def test_a_model_is_saved_under_the_name_by_which_sglang_knows_it(
+    name: str, architecture: str, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    save_model(_random_model(name, tokenizer), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["architectures"] == [architecture]
+
+
+def test_the_part_of_gemma_that_sees_has_its_older_name(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    model = _random_model("gemma3-vl", tokenizer)
+    save_model(model, tmp_path)
+    names = [name for name in load_file(tmp_path / "model.safetensors") if "vision" in name]
+    assert names
+    assert all(name.startswith("vision_tower.vision_model.") for name in names)
+    loaded = AutoModelForImageTextToText.from_pretrained(tmp_path)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, loaded.get_parameter(name)), name
 
 
 def _random_model(name: str, tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> PreTrainedModel:

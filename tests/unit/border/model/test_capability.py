@@ -64,6 +64,40 @@ def test_encoders_are_declined(lora: bool, reason: str) -> None:
     assert declined_reason(scheduler) == reason
 
 
+class TransformersForCausalLM(nn.Module):
+    """Stands for the Transformers backend; only the kinds of rotation are read."""
+
+    def __init__(self, kinds: Any) -> None:
+        super().__init__()
+        self.rotary = nn.Module()
+        if kinds:
+            self.rotary.rope_type = kinds
+
+
+@pytest.mark.parametrize(
+    ("kinds", "reason"),
+    [
+        ("dynamic", "long_rope"),
+        ({"full_attention": "longrope", "sliding_attention": "default"}, "long_rope"),
+        ("yarn", "no_attention_layers"),  # which is looked at next
+        ({"full_attention": "default"}, "no_attention_layers"),
+        (None, "no_attention_layers"),
+    ],
+)
+def test_rotations_that_the_longest_prompt_decides_are_declined(kinds: Any, reason: str) -> None:
+    runner = SimpleNamespace(
+        model=TransformersForCausalLM(kinds),
+        model_config=SimpleNamespace(context_len=32),
+        attn_backend=object(),
+    )
+    scheduler = SimpleNamespace(
+        enable_lora=False,
+        is_generation=True,
+        tp_worker=SimpleNamespace(model_runner=runner),
+    )
+    assert declined_reason(scheduler) == reason
+
+
 class HYV3ForCausalLM(nn.Module):
     """Stands for Hunyuan 3; only whether its own kernel may be used is read."""
 

@@ -1,0 +1,70 @@
+"""Models that read images too, of which only the part that reads text is of interest: pure data."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from sglang_prefill_ext.modelmaker.families import SLIDING
+
+_ROTARY = {"rope_type": "default", "rope_theta": 10_000.0}
+_QWEN = {  # see `tokenizer.IMAGE_TOKENS`
+    "vision_start_token_id": 3,
+    "vision_end_token_id": 4,
+    "image_token_id": 5,
+    "video_token_id": 6,
+}
+_QWEN_EYES = {"hidden_size": 32, "num_heads": 2, "intermediate_size": 64, "out_hidden_size": 128}
+_EYES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "image_size": 28,
+    "patch_size": 14,
+}
+
+
+class Multimodal(NamedTuple):
+    """One architecture, with the text part in the shape that all families have here.
+
+    Attributes:
+        model_type: the Hugging Face architecture name.
+        text: configuration arguments of the text part beside the common shape.
+        rest: all other configuration arguments.
+    """
+
+    model_type: str
+    text: Mapping[str, Any]
+    rest: Mapping[str, Any]
+
+
+MULTIMODAL: Mapping[str, Multimodal] = {
+    "qwen2.5-vl": Multimodal(
+        "qwen2_5_vl",
+        {"rope_parameters": _ROTARY | {"mrope_section": [4, 6, 6]}},
+        {**_QWEN, "vision_config": _QWEN_EYES | {"depth": 1}},
+    ),
+    "qwen3-vl": Multimodal(
+        "qwen3_vl",
+        {"rope_parameters": _ROTARY | {"mrope_section": [8, 4, 4], "mrope_interleaved": True}},
+        {
+            **_QWEN,
+            "vision_config": _QWEN_EYES
+            | {"depth": 2, "deepstack_visual_indexes": [0], "num_position_embeddings": 16},
+        },
+    ),
+    "gemma3-vl": Multimodal(
+        "gemma3",
+        {**SLIDING, "query_pre_attn_scalar": 32, "tie_word_embeddings": True},
+        {
+            "vision_config": _EYES | {"vision_use_head": False},
+            "image_token_index": 5,
+            "mm_tokens_per_image": 4,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "mistral3": Multimodal(
+        "mistral3",
+        {"model_type": "mistral", "sliding_window": None},
+        {"vision_config": _EYES | {"model_type": "pixtral"}, "image_token_index": 5},
+    ),
+}
