@@ -114,6 +114,7 @@ PRESETS: Mapping[str, Preset] = {
     "reward-qwen3": Preset("qwen3", _shape(), classes=1, reward=True),
     "bare-mistral": Preset("mistral", _shape(sliding_window=None), bare=True),
     "bare-qwen3": Preset("qwen3", _shape(), bare=True),
+    "bare-smollm3": Preset("smollm3", _shape(**FAMILIES["smollm3"].more), bare=True),
     "reranker": Preset("qwen3", _shape(), reranker=True),
     **ENCODERS,
     "mistral-sliding": Preset("mistral", _shape(sliding_window=WINDOW)),

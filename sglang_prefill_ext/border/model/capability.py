@@ -74,6 +74,7 @@ RESIDUAL_IN_LAYERS = frozenset(
         "PhiMoEForCausalLM",
         "StableLmForCausalLM",
         "Starcoder2ForCausalLM",
+        "TransformersEmbeddingModel",
         "TransformersForCausalLM",
     }
 )
@@ -93,10 +94,13 @@ VECTOR_ARCHITECTURES = frozenset(
         "Qwen2ForCausalLM",
         "Qwen2ForRewardModel",
         "Qwen2ForSequenceClassification",
+        "Qwen2_5_VLForConditionalGeneration",
         "Qwen3ForCausalLM",
         "Qwen3ForRewardModel",
         "Qwen3ForSequenceClassification",
         "Qwen3Model",
+        "Qwen3VLForConditionalGeneration",
+        "TransformersEmbeddingModel",
     }
 )
 """Model classes that make a vector of the last token of every prompt: embeddings, classes, rewards.

@@ -34,9 +34,12 @@ class SglangVectorModel(SglangModel):
 
     def _run(self, batch: PackedForwardBatch, read_at: Tensor) -> Tensor:
         batch.return_pooled_hidden_states = True
+        if getattr(self._model, "is_mrope_enabled", False):
+            # Of text, all three parts of a position are the same.
+            batch.mrope_positions = batch.positions.expand(3, -1)
         ones = torch.ones_like(read_at, dtype=torch.int32)
         batch.extend_seq_lens, batch.extend_seq_lens_cpu = ones, [1] * len(ones)
-        with nullcontext() if batch.read_at is not None else self._pooling(read_at):
+        with nullcontext() if batch.read_at is not None else self._leaving(read_at):
             output = self._model.forward(
                 batch.input_ids, batch.positions, batch, get_embedding=True
             )
@@ -45,14 +48,15 @@ class SglangVectorModel(SglangModel):
         return vectors if states is None else torch.cat((vectors, states), dim=1)
 
     @contextmanager
-    def _pooling(self, read_at: Tensor) -> Iterator[None]:
-        """Give the pooler the read positions only, where the last layer has left all tokens."""
+    def _leaving(self, read_at: Tensor) -> Iterator[None]:
+        """Leave the read positions only, behind layers that have computed all tokens."""
 
-        def choose(_module: object, inputs: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
-            hidden, batch = inputs
-            return hidden[read_at], batch
+        def choose(_module: object, _inputs: object, output: Any) -> Any:
+            if isinstance(output, tuple):  # of Transformers, which has a batch of one
+                return (output[0][:, read_at], *output[1:])
+            return output[read_at]
 
-        handle = self._model.pooler.register_forward_pre_hook(choose)
+        handle = self._model.model.register_forward_hook(choose)
         try:
             yield
         finally:

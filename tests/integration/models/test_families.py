@@ -22,8 +22,8 @@ pytestmark = pytest.mark.timeout(1500)
 
 MONITORING = Path(__file__).parents[3] / "docs" / "monitoring.md"
 PACKED = (*FAMILIES, *MULTIMODAL)
-BARE = ("bare-mistral", "bare-qwen3")
-EMBEDDERS = ("qwen2", "qwen3", "llama", "mistral", *BARE)
+BARE = ("bare-mistral", "bare-qwen3", "bare-smollm3")
+EMBEDDERS = ("qwen2", "qwen3", "llama", "mistral", "qwen2.5-vl", "qwen3-vl", *BARE)
 CLASSIFIERS = ("classifier", "classifier-qwen2", "classifier-llama", "classifier-gemma2")
 REWARDS = ("reward-qwen2", "reward-qwen3")
 ENCODED = tuple(ENCODERS)

@@ -128,8 +128,10 @@ def load_runner(directory: str, dtype: str) -> tuple[Any, Any]:
     (architecture,) = AutoConfig.from_pretrained(directory).architectures
     names = json.dumps({"architectures": [SGLANGS_NAMES.get(architecture, architecture)]})
     model = ("--model-path", directory, "--dtype", dtype, "--json-model-override-args", names)
-    backend = ("--attention-backend", "triton") if architecture in GPU_ONLY else ()
-    args = prepare_server_args([*model, *ARGS, *backend])
+    more = ("--attention-backend", "triton") if architecture in GPU_ONLY else ()
+    if architecture.endswith("Model"):
+        more = ("--is-embedding",)
+    args = prepare_server_args([*model, *ARGS, *more])
     args.resolve_once()
     publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
     one_batch._init_process_global_configs()
