@@ -194,8 +194,6 @@ class SglangModel:
         *,
         shortened: bool,
     ) -> Callable[[], Tensor]:
-        if self._first_position:
-            positions = positions + self._first_position
         batch = packed_batch_of(token_ids, positions, row_lens, self._zeros(len(token_ids)))
         batch.attend = attend
         batch.read_at = read_at if shortened and self.last_layer is not None else None
@@ -235,5 +233,8 @@ class SglangModel:
 
     def _run(self, batch: PackedForwardBatch, read_at: Tensor) -> Tensor:
         layers = getattr(self._model, "_forward_hidden_states", self._model.model)
-        hidden: Tensor = layers(batch.input_ids, batch.positions, batch)
+        positions = batch.positions
+        if self._first_position:
+            positions = positions + self._first_position
+        hidden: Tensor = layers(batch.input_ids, positions, batch)
         return hidden[read_at] if batch.read_at is None else hidden
