@@ -96,7 +96,7 @@ def _build(preset: Preset, directory: Path, seed: int, progress: Callable[[str],
     if preset.images:
         from sglang_prefill_ext.modelmaker.image_processor import save_processor
 
-        save_processor(preset.model_type, tokenizer, directory)
+        save_processor(preset.model_type, model.config, tokenizer, directory)
 
 
 def _holds(directory: Path, marker: Mapping[str, object]) -> bool:

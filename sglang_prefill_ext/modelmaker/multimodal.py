@@ -12,8 +12,8 @@ _QWEN = {  # see `tokenizer.IMAGE_TOKENS`
     "image_token_id": 5,
     "video_token_id": 6,
 }
-_QWEN_EYES = {"hidden_size": 32, "num_heads": 2, "intermediate_size": 64, "out_hidden_size": 128}
-_EYES = {
+_QWEN_VISION = {"hidden_size": 32, "num_heads": 2, "intermediate_size": 64, "out_hidden_size": 128}
+_VISION = {
     "hidden_size": 32,
     "num_hidden_layers": 1,
     "num_attention_heads": 2,
@@ -41,14 +41,14 @@ MULTIMODAL: Mapping[str, Multimodal] = {
     "qwen2.5-vl": Multimodal(
         "qwen2_5_vl",
         {"rope_parameters": _ROTARY | {"mrope_section": [4, 6, 6]}},
-        {**_QWEN, "vision_config": _QWEN_EYES | {"depth": 1}},
+        {**_QWEN, "vision_config": _QWEN_VISION | {"depth": 1}},
     ),
     "qwen3-vl": Multimodal(
         "qwen3_vl",
         {"rope_parameters": _ROTARY | {"mrope_section": [8, 4, 4], "mrope_interleaved": True}},
         {
             **_QWEN,
-            "vision_config": _QWEN_EYES
+            "vision_config": _QWEN_VISION
             | {"depth": 2, "deepstack_visual_indexes": [0], "num_position_embeddings": 16},
         },
     ),
@@ -56,7 +56,7 @@ MULTIMODAL: Mapping[str, Multimodal] = {
         "gemma3",
         {**SLIDING, "query_pre_attn_scalar": 32, "tie_word_embeddings": True},
         {
-            "vision_config": _EYES | {"vision_use_head": False},
+            "vision_config": _VISION | {"vision_use_head": False},
             "image_token_index": 5,
             "mm_tokens_per_image": 4,
             "tie_word_embeddings": True,
@@ -65,6 +65,6 @@ MULTIMODAL: Mapping[str, Multimodal] = {
     "mistral3": Multimodal(
         "mistral3",
         {"model_type": "mistral", "sliding_window": None},
-        {"vision_config": _EYES | {"model_type": "pixtral"}, "image_token_index": 5},
+        {"vision_config": _VISION | {"model_type": "pixtral"}, "image_token_index": 5},
     ),
 }

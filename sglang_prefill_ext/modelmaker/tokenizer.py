@@ -11,8 +11,13 @@ from sglang_prefill_ext.modelmaker.catalogue import NO_LABEL, YES_LABEL
 PAD_TOKEN = "<|endoftext|>"
 TURN_START = "<|im_start|>"
 TURN_END = "<|im_end|>"
-IMAGE_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-"""Qwen's; their ids are 3 to 6."""
+IMAGE_TOKENS = {
+    "boi_token": "<|vision_start|>",
+    "eoi_token": "<|vision_end|>",
+    "image_token": "<|image_pad|>",
+    "video_token": "<|video_pad|>",
+}
+"""Gemma's names of Qwen's tokens; their ids are 3 to 6."""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -63,13 +68,13 @@ def train_tokenizer(
             template. 0: not for an encoder.
         images: it has `IMAGE_TOKENS`, too.
     """
-    more = IMAGE_TOKENS if images else ()
+    more = IMAGE_TOKENS if images else {}
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(  # type: ignore[no-untyped-call]
         vocab_size=vocabulary,
-        special_tokens=[PAD_TOKEN, TURN_START, TURN_END, *more],
+        special_tokens=[PAD_TOKEN, TURN_START, TURN_END, *more.values()],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -87,7 +92,8 @@ def train_tokenizer(
         tokenizer_object=bpe,
         pad_token=PAD_TOKEN,
         eos_token=TURN_END,
-        additional_special_tokens=[TURN_START, *more],
+        additional_special_tokens=[TURN_START, *more.values()],
+        extra_special_tokens=more,
         model_max_length=context_length,
         clean_up_tokenization_spaces=False,
         chat_template=None if token_types else template,

@@ -107,10 +107,10 @@ def save_model(model: PreTrainedModel, directory: Path) -> None:
     finally:
         hf_logging.enable_progress_bar()
     if model.config.model_type == "gemma3":
-        _name_eyes_as_sglang(directory / "model.safetensors")
+        _name_vision_as_sglang(directory / "model.safetensors")
 
 
-def _name_eyes_as_sglang(path: Path) -> None:
+def _name_vision_as_sglang(path: Path) -> None:
     """SGLang 0.5.23 reads the older of two names that Transformers reads."""
     weights = load_file(path)
     older = {

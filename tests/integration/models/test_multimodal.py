@@ -18,15 +18,17 @@ from tests.integration.support.parity import assert_paths_agree, both
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
-START, END, IMAGE, _ = IMAGE_TOKENS
+START, END, IMAGE, _ = IMAGE_TOKENS.values()
 BEGINNING = "A text that is long enough to be kept, and with which both requests begin. " * 3
 LABELS = [9, 17]
 
 
+FLAGS = ("--enable-prefill-only", "--prefill-only-prefix-caching=always")
+
+
 @pytest.fixture(scope="module")
 def multimodal_client(model_dir: Callable[[str], Path]) -> Iterator[Client]:
-    flags = ("--enable-prefill-only", "--prefill-only-prefix-caching=always")
-    with serving(model_dir("qwen3-vl"), "multimodal", *flags) as (_, client):
+    with serving(model_dir("qwen3-vl"), "multimodal", *FLAGS) as (_, client):
         yield client
 
 
@@ -75,3 +77,14 @@ def test_what_an_image_request_leaves_in_the_cache_serves_text(multimodal_client
     with multimodal_client.counting() as moved:
         assert_paths_agree(multimodal_client, body)
     assert moved["scheduler.tokens_cached"] > 30
+
+
+def test_what_sglang_has_cached_serves_a_model_with_positions_from_1(
+    model_dir: Callable[[str], Path],
+) -> None:
+    body = score_body(2, 60, [3, 1])
+    with serving(model_dir("gemma3-vl"), "gemma3-vl", *FLAGS) as (_, client):
+        client.generate(body["query"], 1, stock=True)
+        with client.counting() as moved:
+            assert_paths_agree(client, body)
+    assert moved["scheduler.tokens_cached"] == 60

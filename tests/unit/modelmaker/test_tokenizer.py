@@ -40,7 +40,7 @@ def test_training_is_deterministic(tokenizer: PreTrainedTokenizerFast) -> None:
 def test_image_tokens_have_the_ids_of_the_configurations() -> None:
     tokenizer = train_tokenizer(VOCABULARY, 1024, images=True)
     assert len(tokenizer) == VOCABULARY
-    start, end, image, video = (tokenizer.convert_tokens_to_ids(each) for each in IMAGE_TOKENS)
+    start, end, image, video = tokenizer.convert_tokens_to_ids([*IMAGE_TOKENS.values()])
     for name, model in MULTIMODAL.items():
         if name.startswith("qwen"):
             names = ("vision_start", "vision_end", "image", "video")
