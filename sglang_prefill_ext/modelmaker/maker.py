@@ -74,7 +74,7 @@ def _build(preset: Preset, directory: Path, seed: int, progress: Callable[[str],
     # Here, because they import torch and transformers: seconds that a model which is already
     # there, and a refusal, do not need.
     from sglang_prefill_ext.modelmaker import ranker, weights
-    from sglang_prefill_ext.modelmaker.tokenizer import train_tokenizer
+    from sglang_prefill_ext.modelmaker.tokenizer import ANSWERS, rendered, train_tokenizer
 
     progress(f"training a tokenizer of {VOCABULARY} tokens")
     tokenizer = train_tokenizer(
@@ -88,6 +88,10 @@ def _build(preset: Preset, directory: Path, seed: int, progress: Callable[[str],
     model = weights.build_model(preset, tokenizer, seed)
     if preset.weights != "default":
         weights.randomise(model, seed)
+    if preset.reranker and preset.images:  # of which SGLang reads likely answers only
+        weights.favour(
+            model, tokenizer.convert_tokens_to_ids(ANSWERS), tokenizer.encode(rendered(tokenizer))
+        )
     if preset.weights == "trained":
         ranker.train(model, tokenizer, seed, progress=progress)
     progress(f"writing {model.num_parameters():,} parameters")

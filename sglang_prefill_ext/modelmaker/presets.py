@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from sglang_prefill_ext.modelmaker.families import DENSE, WINDOW
 from sglang_prefill_ext.modelmaker.mixtures import MIXTURES
-from sglang_prefill_ext.modelmaker.multimodal import MULTIMODAL
+from sglang_prefill_ext.modelmaker.multimodal import MULTIMODAL, Multimodal
 
 VOCABULARY = 8_000
 """Tokens of every tokenizer, and of every model but `qwen3-0.6b`, which keeps its true size."""
@@ -76,6 +76,12 @@ def _shape(
     return arguments | more
 
 
+def _multimodal(kind: Multimodal, *, reranker: bool = False) -> Preset:
+    text = {"text_config": _shape(**kind.text)}
+    shape = {"tie_word_embeddings": False, **text, **kind.rest}
+    return Preset(kind.model_type, shape, images=True, reranker=reranker)
+
+
 _BERT = _shape(
     kv_heads=4, max_position_embeddings=512, position_embedding_type="absolute", type_vocab_size=2
 )
@@ -98,14 +104,7 @@ PRESETS: Mapping[str, Preset] = {
     # The smallest model whose layers cost something.
     "tiny": Preset("qwen3", _shape(hidden=256, layers=4, heads=8, kv_heads=4, intermediate=704)),
     **{name: Preset(each.model_type, _shape(**each.more)) for name, each in FAMILIES.items()},
-    **{
-        name: Preset(
-            each.model_type,
-            {"tie_word_embeddings": False, "text_config": _shape(**each.text), **each.rest},
-            images=True,
-        )
-        for name, each in MULTIMODAL.items()
-    },
+    **{name: _multimodal(each) for name, each in MULTIMODAL.items()},
     "classifier": Preset("qwen3", _shape(), classes=3),
     "classifier-qwen2": Preset("qwen2", _shape(), classes=3),
     "classifier-llama": Preset("llama", _shape(), classes=3),
@@ -116,6 +115,7 @@ PRESETS: Mapping[str, Preset] = {
     "bare-qwen3": Preset("qwen3", _shape(), bare=True),
     "bare-smollm3": Preset("smollm3", _shape(**FAMILIES["smollm3"].more), bare=True),
     "reranker": Preset("qwen3", _shape(), reranker=True),
+    "reranker-qwen3-vl": _multimodal(MULTIMODAL["qwen3-vl"], reranker=True),
     **ENCODERS,
     "mistral-sliding": Preset("mistral", _shape(sliding_window=WINDOW)),
     "qwen3-0.6b": Preset(  # the true shape

@@ -26,19 +26,37 @@ CHAT_TEMPLATE = (
     f"{{% if add_generation_prompt %}}{TURN_START}assistant\n{{% endif %}}"
 )
 
-RERANKER_TEMPLATE = (
-    f"{TURN_START}system\n"
-    "Judge whether the document answers the query in the way that the instruction asks for. "
-    f'The answer can only be "yes" or "no".{TURN_END}\n'
-    f"{TURN_START}user\n"
-    'Instruction: {{ instruct | default("Find documents that answer the query.") }}\n'
-    "Query: {{ messages[0].content }}\n"
-    f"Document: {{{{ messages[1].content }}}}{TURN_END}\n"
-    f"{TURN_START}assistant{{{{ '\\n' }}}}"
-)
+
+def _reranker_template(query: str, document: str) -> str:
+    return (
+        f"{TURN_START}system\n"
+        "Judge whether the document answers the query in the way that the instruction asks for. "
+        f'The answer can only be "yes" or "no".{TURN_END}\n'
+        f"{TURN_START}user\n"
+        'Instruction: {{ instruct | default("Find documents that answer the query.") }}\n'
+        f"Query: {query}\n"
+        f"Document: {document}{TURN_END}\n"
+        f"{TURN_START}assistant{{{{ '\\n' }}}}"
+    )
+
+
+def _parts(name: str) -> str:
+    """Render a list of texts and images."""
+    begin, end, image, _ = IMAGE_TOKENS.values()
+    return (
+        f"{{% for part in {name} %}}"
+        f"{{% if part.type == 'image' %}}{begin}{image}{end}{{% else %}}{{{{ part.text }}}}"
+        "{% endif %}{% endfor %}"
+    )
+
+
+RERANKER_TEMPLATE = _reranker_template("{{ messages[0].content }}", "{{ messages[1].content }}")
 """SGLang knows a reranker by the sentence about the answer. Jinja drops a newline at the end."""
 
-_ANSWERS = ("yes", "no")
+IMAGE_RERANKER_TEMPLATE = _reranker_template(_parts("query"), _parts("document"))
+"""SGLang knows that the reranker reads images by the tokens that stand for one."""
+
+ANSWERS = ["yes", "no"]
 _ANSWER_LINES = 1_000
 """How often each is in the training text: enough for a token of its own."""
 
@@ -61,8 +79,8 @@ def train_tokenizer(
     Args:
         vocabulary: number of tokens, specials included; the corpus yields up to about 20,000.
         context_length: tokens that the model accepts; only recorded.
-        reranker: the chat template is `RERANKER_TEMPLATE`, and "yes" and "no", with which an
-            answer begins, are single tokens.
+        reranker: the chat template is `RERANKER_TEMPLATE` (with `images` the other one), and "yes"
+            and "no", with which an answer begins, are single tokens.
         token_types: of an encoder, for which a text is put between two special tokens, and the
             second one of a pair, which has the last type, in front of another; there is no chat
             template. 0: not for an encoder.
@@ -78,7 +96,7 @@ def train_tokenizer(
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    answers = chain.from_iterable(repeat(_ANSWERS, _ANSWER_LINES if reranker else 0))
+    answers = chain.from_iterable(repeat(ANSWERS, _ANSWER_LINES if reranker else 0))
     bpe.train_from_iterator(chain(corpus.lines(), answers), trainer)
     if token_types:
         second = token_types - 1
@@ -87,7 +105,9 @@ def train_tokenizer(
             pair=f"{TURN_START} $A {TURN_END} $B:{second} {TURN_END}:{second}",
             special_tokens=[(token, bpe.token_to_id(token)) for token in (TURN_START, TURN_END)],
         )
-    template = RERANKER_TEMPLATE if reranker else CHAT_TEMPLATE
+    template = CHAT_TEMPLATE
+    if reranker:
+        template = IMAGE_RERANKER_TEMPLATE if images else RERANKER_TEMPLATE
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         pad_token=PAD_TOKEN,
@@ -102,6 +122,14 @@ def train_tokenizer(
     if not token_types:
         label_ids(tokenizer)
     return tokenizer
+
+
+def rendered(tokenizer: PreTrainedTokenizerFast) -> str:
+    """Return a prompt that `IMAGE_RERANKER_TEMPLATE` makes."""
+    part = {"type": "text", "text": "a lamp"}
+    unread = [{"role": "user", "content": ""}]  # Transformers wants a conversation
+    text: str = tokenizer.apply_chat_template(unread, tokenize=False, query=[part], document=[part])
+    return text
 
 
 def label_ids(tokenizer: PreTrainedTokenizerFast) -> tuple[int, int]:

@@ -27,6 +27,7 @@ LOGIT_STD = 3.0
 _ATTENTION_GAIN = 1.5
 _ROUTER_GAIN = 2.0
 _NOISE = 0.1
+_QUIET = 0.05
 
 
 def build_model(preset: Preset, tokenizer: PreTrainedTokenizerFast, seed: int) -> PreTrainedModel:
@@ -97,6 +98,19 @@ def randomise(model: PreTrainedModel, seed: int) -> None:
     for name, buffer in model.named_buffers():
         if name.endswith("correction_bias"):  # some models keep as a buffer what others learn
             buffer.copy_(torch.randn(buffer.shape, generator=generator) * _NOISE)
+
+
+@torch.no_grad()
+def favour(model: PreTrainedModel, token_ids: list[int], prompt: list[int]) -> None:
+    """Make some tokens the most likely ones after prompts that end like this one.
+
+    Their logits there are `LOGIT_STD` and differ from prompt to prompt; all others come close to 0.
+    """
+    head = model.get_output_embeddings().weight
+    chosen = head[token_ids].clone()
+    state = model(torch.tensor([prompt]), output_hidden_states=True).hidden_states[-1][0, -1]
+    head *= _QUIET
+    head[token_ids] = chosen + torch.outer((LOGIT_STD - chosen @ state) / (state @ state), state)
 
 
 def save_model(model: PreTrainedModel, directory: Path) -> None:

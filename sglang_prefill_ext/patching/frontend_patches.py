@@ -83,12 +83,23 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         id="P25",
         target=f"{_RERANK}.OpenAIServingRerank._handle_text_reranker_request",
         kind=Kind.AROUND,
-        hook=f"{_HOOKS}.score_hooks:rerank_texts",
+        hook=f"{_BORDER}.http_server.rerank_hooks:rerank_texts",
         group=Group.FRONTEND,
         why="The chat template would be compiled for every document, on the event loop.",
         relies_on="_render_jinja_chat_template self.tokenizer_manager.score_prompts "
         "_qwen3_rerank_score self._build_rerank_response",
         diffs=("0017-rerank-compile-template-once.patch",),
+    ),
+    Patch(
+        id="P64",
+        target=f"{_RERANK}.OpenAIServingRerank._handle_vl_reranker_request",
+        kind=Kind.AROUND,
+        hook=f"{_BORDER}.http_server.rerank_hooks:rerank_contents",
+        group=Group.FRONTEND,
+        why="The documents would be scored one after the other.",
+        relies_on="self._build_vl_reranker_content GenerateReqInput "
+        "self._extract_score_from_logprobs self._build_rerank_response",
+        diffs=("0036-rerank-documents-together.patch",),
     ),
     Patch(
         id="P26",

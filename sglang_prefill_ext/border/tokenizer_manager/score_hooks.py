@@ -1,13 +1,12 @@
-"""Hooks in SGLang's front-end processes by which scoring and reranking take the packed path."""
+"""The hook in SGLang's front-end processes by which scoring takes the packed path."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
-from sglang.srt.entrypoints.openai.serving_rerank import _get_jinja_env, _qwen3_rerank_score
 from sglang.srt.managers.tokenizer_manager_score_mixin import ScoreResult
 
 from sglang_prefill_ext.border.http_server.packed_routes import packed_scores
@@ -16,8 +15,6 @@ from sglang_prefill_ext.border.tokenizer_manager.override_hooks import stock_arg
 from sglang_prefill_ext.border.tokenizer_manager.server import server_of
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.explain import explain_packed, explain_stock
-from sglang_prefill_ext.frontend.options import headers_of, opted_out
-from sglang_prefill_ext.frontend.score.rerank import check_documents, rerank_prompts
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
@@ -57,46 +54,3 @@ async def score_request(
         prompt_tokens=scored.prompt_tokens,
         token_logprobs=scored.token_logprobs,
     )
-
-
-async def rerank_texts(
-    original: Callable[..., Awaitable[Any]],
-    serving: Any,
-    request: Any,
-    raw_request: Any,
-    chat_template: str,
-) -> Any:
-    """AROUND `OpenAIServingRerank._handle_text_reranker_request`.
-
-    SGLang compiles the template for every document. That blocks the event loop, and takes longer
-    than all other work for a packed document. Only this is different here.
-    """
-    manager = serving.tokenizer_manager
-    server = server_of(manager)
-    if (
-        server is None
-        or not manager.model_config.is_generation
-        or opted_out(headers_of(raw_request))
-    ):
-        return await original(
-            serving, request=request, raw_request=raw_request, chat_template=chat_template
-        )
-    try:
-        asked = request.query, request.documents, request.instruct
-        check_documents(*asked, server.path.config)
-        prompts = rerank_prompts(_compiled(chat_template), *asked)
-        result = await manager.score_prompts(
-            prompts,
-            label_token_ids=[serving._yes_token_id, serving._no_token_id],
-            request=raw_request,
-        )
-        scores = [_qwen3_rerank_score(yes, no) for yes, no in result.scores]
-    except Exception as error:  # as SGLang does, even for errors in the template
-        return serving.create_error_response(str(error))
-    return serving._build_rerank_response(scores, request)
-
-
-@lru_cache(maxsize=1)
-def _compiled(chat_template: str) -> Any:
-    """Compile the server's template in SGLang's sandbox."""
-    return _get_jinja_env().from_string(chat_template)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
@@ -34,8 +34,18 @@ def rerank_prompts(
         Exception: whatever the template raises.
     """
     asked = {"role": "user", "content": query}
-    extra = {"instruct": instruct} if instruct else {}
     return [
-        template.render(messages=[asked, {"role": "user", "content": document}], **extra)
+        render(template, instruct, messages=[asked, {"role": "user", "content": document}])
         for document in documents
     ]
+
+
+def render(template: Any, instruct: str | None, **variables: Any) -> str:
+    """Return the prompt that a compiled chat template makes of its variables."""
+    extra = {"instruct": instruct} if instruct else {}
+    return str(template.render(**variables, **extra))
+
+
+def text_of(content: Sequence[Mapping[str, Any]]) -> str:
+    """Return the text of a query or of a document that is given in parts."""
+    return "".join(part.get("text", "") for part in content)
