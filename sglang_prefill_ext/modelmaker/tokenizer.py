@@ -46,7 +46,7 @@ def _parts(name: str) -> str:
     return (
         f"{{% for part in {name} %}}"
         f"{{% if part.type == 'image' %}}{begin}{image}{end}{{% else %}}{{{{ part.text }}}}"
-        "{% endif %}{% endfor %}"
+        "{% endif %}{% endfor %}{{ '' }}"  # after a block, Transformers drops a newline
     )
 
 

@@ -9,6 +9,7 @@ from sglang_prefill_ext.modelmaker.tokenizer import (
     IMAGE_TOKENS,
     TURN_END,
     label_ids,
+    rendered,
     train_tokenizer,
 )
 
@@ -109,5 +110,21 @@ def test_chat_template_of_a_reranker() -> None:
     assert "Instruction: Find documents that answer the query.\n" in default
 
 
-def test_only_the_reranker_has_such_a_tokenizer() -> None:
-    assert [name for name, preset in PRESETS.items() if preset.reranker] == ["reranker"]
+def test_chat_template_of_a_reranker_that_reads_images() -> None:
+    tokenizer = train_tokenizer(VOCABULARY, 1024, reranker=True, images=True)
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "unread"}],
+        tokenize=False,
+        query=[{"type": "text", "text": "a query"}, {"type": "image"}],
+        document=[{"type": "text", "text": "a document"}],
+    )
+    assert prompt.endswith(
+        "Query: a query<|vision_start|><|image_pad|><|vision_end|>\n"
+        "Document: a document<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert rendered(tokenizer).count("a lamp") == 2
+
+
+def test_only_rerankers_have_such_a_tokenizer() -> None:
+    rerankers = [name for name, preset in PRESETS.items() if preset.reranker]
+    assert rerankers == ["reranker", "reranker-qwen3-vl"]

@@ -13,7 +13,7 @@ from transformers import (
 
 from sglang_prefill_ext.modelmaker.presets import CONTEXT_LENGTH, PRESETS, VOCABULARY
 from sglang_prefill_ext.modelmaker.tokenizer import train_tokenizer
-from sglang_prefill_ext.modelmaker.weights import build_model, randomise, save_model
+from sglang_prefill_ext.modelmaker.weights import build_model, favour, randomise, save_model
 from tests.unit.modelmaker.test_presets import text_shape
 
 SPREAD = [
@@ -103,6 +103,14 @@ def test_the_part_of_gemma_that_sees_has_its_older_name(
     loaded = AutoModelForImageTextToText.from_pretrained(tmp_path)
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, loaded.get_parameter(name)), name
+
+
+def test_favoured_tokens_are_the_likeliest(tokenizer: PreTrainedTokenizerFast) -> None:
+    model, prompt = _random_model("qwen3-vl", tokenizer), [50, 60, 70]
+    favour(model, [271, 272], prompt)
+    likeliest = _last_log_probs(model, torch.tensor([prompt])).topk(2)
+    assert sorted(likeliest.indices[0].tolist()) == [271, 272]
+    torch.testing.assert_close(*likeliest.values[0])
 
 
 def _random_model(name: str, tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> PreTrainedModel:
