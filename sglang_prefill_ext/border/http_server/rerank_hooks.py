@@ -10,6 +10,7 @@ from sglang.srt.entrypoints.openai.serving_rerank import _get_jinja_env, _qwen3_
 from sglang.srt.managers.io_struct import GenerateReqInput
 
 from sglang_prefill_ext.border.tokenizer_manager.server import PrefillServer, server_of
+from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.frontend.options import headers_of, opted_out
 from sglang_prefill_ext.frontend.score.rerank import (
     check_documents,
@@ -72,30 +73,41 @@ async def rerank_contents(
     if server is None:
         return await original(serving, request, raw_request, chat_template)
     try:
-        contents = [
-            serving._build_vl_reranker_content(query=request.query, document=document)
-            for document in request.documents
-        ]
-        queries, documents, images, videos = zip(*contents, strict=True)
-        texts = list(map(text_of, documents))
-        check_documents(text_of(queries[0]), texts, request.instruct, server.path.config)
-        template = _compiled(chat_template)
-        asked = GenerateReqInput(
-            text=[
-                render(template, request.instruct, query=query, document=document)
-                for query, document in zip(queries, documents, strict=True)
-            ],
-            image_data=[*images] if any(images) else None,
-            video_data=[*videos] if any(videos) else None,
-            sampling_params={"max_new_tokens": 1, "temperature": 0},
-            return_logprob=True,
-            top_logprobs_num=_TOP_LOGPROBS,
-        )
+        asked = _asked_of_all(serving, request, chat_template, server.path.config)
         answers = await anext(aiter(manager.generate_request(asked, raw_request)))
         scores = [serving._extract_score_from_logprobs(answer) for answer in answers]
         return serving._build_rerank_response(scores, request)
     except Exception as error:  # as above
         return serving.create_error_response(str(error))
+
+
+def _asked_of_all(
+    serving: Any, request: Any, chat_template: str, config: PrefillOnlyConfig
+) -> GenerateReqInput:
+    """Return one request with the prompts of all documents.
+
+    Raises:
+        RequestError: there are too many documents, or the query is too long for so many.
+    """
+    contents = [
+        serving._build_vl_reranker_content(query=request.query, document=document)
+        for document in request.documents
+    ]
+    queries, documents, images, videos = zip(*contents, strict=True)
+    texts = list(map(text_of, documents))
+    check_documents(text_of(queries[0]), texts, request.instruct, config)
+    template = _compiled(chat_template)
+    return GenerateReqInput(
+        text=[
+            render(template, request.instruct, query=query, document=document)
+            for query, document in zip(queries, documents, strict=True)
+        ],
+        image_data=[*images] if any(images) else None,
+        video_data=[*videos] if any(videos) else None,
+        sampling_params={"max_new_tokens": 1, "temperature": 0},
+        return_logprob=True,
+        top_logprobs_num=_TOP_LOGPROBS,
+    )
 
 
 def _packing_server(manager: Any, raw_request: Any) -> PrefillServer | None:
