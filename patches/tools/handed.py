@@ -20,6 +20,7 @@ _MODELS = _sglang(
     arcee.ArceeModel
     commandr.CohereModel
     ernie4.Ernie4Model
+    exaone4.Exaone4Model
     gemma2.Gemma2Model
     gemma3_causal.Gemma3TextModel
     glm4.Glm4Model
@@ -30,29 +31,41 @@ _MODELS = _sglang(
     llama.LlamaModel
     ministral3.Ministral3Model
     mixtral.MixtralModel
+    olmo.OlmoModel
     olmo2.Olmo2Model
     olmoe.OlmoeModel
     qwen2.Qwen2Model
     qwen2_moe.Qwen2MoeModel
     qwen3.Qwen3Model
     qwen3_moe.Qwen3MoeModel
+    qwen3_vl.Qwen3LLMModel
     stablelm.StableLMEpochModel
     starcoder2.Starcoder2Model
+    gemma3_mm.Gemma3ForConditionalGeneration
+    mistral.Mistral3ForConditionalGeneration
+    transformers.TransformersBase
     bert.BertForSequenceClassification
     bert.BertModel
+    gemma2_reward.Gemma2ForSequenceClassification
     llama.LlamaForCausalLM
+    llama_embedding.LlamaEmbeddingModel
     llama_reward.LlamaForSequenceClassification
     qwen2.Qwen2ForCausalLM
+    qwen2_5_vl.Qwen2_5_VLForConditionalGeneration
     qwen2_classification.Qwen2ForSequenceClassification
     qwen2_rm.Qwen2ForRewardModel
     qwen3.Qwen3ForCausalLM
     qwen3_classification.Qwen3ForSequenceClassification
+    qwen3_embedding.Qwen3Model
+    qwen3_rm.Qwen3ForRewardModel
+    qwen3_vl.Qwen3VLForConditionalGeneration
     roberta.XLMRobertaForSequenceClassification
     roberta.XLMRobertaModel
     """,
     "srt.models.",
 )
-"""Models whose layers packed forwards run; from `bert` on, classes with pooling or heads."""
+"""Models whose layers packed forwards run; then those that contain such; from `bert` on, classes
+with pooling or heads."""
 
 _SCHEDULER = _sglang("""
     srt.configs.model_config.ModelConfig
