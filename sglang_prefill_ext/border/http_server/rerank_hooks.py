@@ -6,18 +6,17 @@ from collections.abc import Awaitable, Callable
 from functools import lru_cache
 from typing import Any
 
-from sglang.srt.entrypoints.openai.serving_rerank import _get_jinja_env, _qwen3_rerank_score
+from sglang.srt.entrypoints.openai.serving_rerank import (
+    _extract_text_from_content,
+    _get_jinja_env,
+    _qwen3_rerank_score,
+)
 from sglang.srt.managers.io_struct import GenerateReqInput
 
 from sglang_prefill_ext.border.tokenizer_manager.server import PrefillServer, server_of
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.frontend.options import headers_of, opted_out
-from sglang_prefill_ext.frontend.score.rerank import (
-    check_documents,
-    render,
-    rerank_prompts,
-    text_of,
-)
+from sglang_prefill_ext.frontend.score.rerank import check_documents, render, rerank_prompts
 
 _TOP_LOGPROBS = 50
 """SGLang looks for the answers among so many tokens."""
@@ -89,13 +88,14 @@ def _asked_of_all(
     Raises:
         RequestError: there are too many documents, or the query is too long for so many.
     """
+    # Before anything is made of them; SGLang's own function, as contents may be in parts.
+    query_text = _extract_text_from_content(request.query)
+    check_documents(query_text, request.documents, request.instruct, config)
     contents = [
         serving._build_vl_reranker_content(query=request.query, document=document)
         for document in request.documents
     ]
     queries, documents, images, videos = zip(*contents, strict=True)
-    texts = list(map(text_of, documents))
-    check_documents(text_of(queries[0]), texts, request.instruct, config)
     template = _compiled(chat_template)
     return GenerateReqInput(
         text=[

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
@@ -10,7 +10,7 @@ from sglang_prefill_ext.wire.checks import check_count, check_repeated
 
 
 def check_documents(
-    query: str, documents: Sequence[str], instruct: str | None, config: PrefillOnlyConfig
+    query: str, documents: Sequence[Any], instruct: str | None, config: PrefillOnlyConfig
 ) -> None:
     """Refuse a call that is too large, before a prompt is made.
 
@@ -44,8 +44,3 @@ def render(template: Any, instruct: str | None, **variables: Any) -> str:
     """Return the prompt that a compiled chat template makes of its variables."""
     extra = {"instruct": instruct} if instruct else {}
     return str(template.render(**variables, **extra))
-
-
-def text_of(content: Sequence[Mapping[str, Any]]) -> str:
-    """Return the text of a query or of a document that is given in parts."""
-    return "".join(part.get("text", "") for part in content)
