@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from tests.integration.support.client import Client, Json
 from tests.integration.support.own_server import serving
 from tests.integration.support.parity import TOLERANCE, assert_same_ranking
+from tests.integration.support.pictures import picture
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
@@ -33,10 +31,7 @@ def text(words: str) -> Json:
 
 
 def image(colour: str) -> Json:
-    file = io.BytesIO()
-    Image.new("RGB", (64, 64), colour).save(file, "PNG")
-    url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
-    return {"type": "image_url", "image_url": {"url": url}}
+    return {"type": "image_url", "image_url": {"url": picture(colour)}}
 
 
 @pytest.mark.patch("P64")

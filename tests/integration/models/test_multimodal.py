@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from sglang_prefill_ext.modelmaker.tokenizer import IMAGE_TOKENS
 from tests.integration.support.client import Client, score_body
 from tests.integration.support.own_server import serving
 from tests.integration.support.parity import assert_paths_agree, both
+from tests.integration.support.pictures import picture
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
@@ -37,12 +35,6 @@ def generation(text: str, **fields: Any) -> dict[str, Any]:
     return {"text": text, "sampling_params": sampling, "return_logprob": True, **fields}
 
 
-def picture() -> str:
-    file = io.BytesIO()
-    Image.new("RGB", (64, 64), (255, 0, 0)).save(file, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
-
-
 def test_the_known_answers_are_the_same(multimodal_client: Client) -> None:
     assert multimodal_client.scheduler()["known_answers"]["verdict"] == "same"
 
@@ -63,7 +55,7 @@ def test_a_token_is_packed_unless_there_is_an_image(multimodal_client: Client) -
     text = f"{START}{IMAGE}{END} red"
     unseen = both(multimodal_client, "/generate", generation(text))
     with multimodal_client.counting() as moved:
-        seen = multimodal_client.post("/generate", generation(text, image_data=picture()))
+        seen = multimodal_client.post("/generate", generation(text, image_data=picture("red")))
     assert seen.status_code == 200, seen.text
     assert moved["frontend.fallbacks.multimodal"] == 1
     logprobs = [each["meta_info"]["output_token_logprobs"] for each in (unseen, seen.json())]
@@ -71,7 +63,7 @@ def test_a_token_is_packed_unless_there_is_an_image(multimodal_client: Client) -
 
 
 def test_what_an_image_request_leaves_in_the_cache_serves_text(multimodal_client: Client) -> None:
-    seen = generation(f"{BEGINNING}{START}{IMAGE}{END}", image_data=picture())
+    seen = generation(f"{BEGINNING}{START}{IMAGE}{END}", image_data=picture("red"))
     assert multimodal_client.post("/generate", seen).status_code == 200
     body = {"query": BEGINNING, "items": [" a", " b c"], "label_token_ids": LABELS}
     with multimodal_client.counting() as moved:

@@ -89,6 +89,8 @@ BUDGETS = {"one_forward": 16_384, "small_budget": 64}
 SHAPES = ((40, 2, 8), (7, 50, 5), (150, 9, 12), (0, 20, 4), (33, 4, 1))
 """Query tokens, most tokens of an item, items."""
 READOUT_BYTES = 3 * 4 * VOCABULARY  # three rows a read-out chunk
+EXACT: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
+"""How Hugging Face computes."""
 BORROWS = "GptOssForCausalLM"
 """The model whose experts SGLang computes only on a GPU."""
 GPU_ONLY = {BORROWS, "GraniteSWAForCausalLM", "GraniteMoeSWAForCausalLM", "Exaone4ForCausalLM"}
@@ -260,8 +262,7 @@ def declined_if_changed(runner: Any) -> dict[str, str | None]:
 def numbers(runner: Any, tokenizer: Any, directory: str) -> dict[str, Any]:
     config = reference_config(directory)
     kind = AutoModelForImageTextToText if "vision_config" in config else AutoModelForCausalLM
-    how: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
-    reference = kind.from_pretrained(directory, config=config, **how).eval()
+    reference = kind.from_pretrained(directory, config=config, **EXACT).eval()
     name = type(runner.model).__name__
     runs_here = name not in GPU_ONLY
     if name == BORROWS:
@@ -343,17 +344,16 @@ def vectors(runner: Any, wanted: Callable[[list[int]], torch.Tensor]) -> dict[st
 def vector_model(directory: str) -> Callable[[list[int]], torch.Tensor]:
     """Hugging Face's model without a language head: classes, a reward, or an embedding."""
     (architecture,) = AutoConfig.from_pretrained(directory).architectures
-    how: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
     if architecture.endswith("ForRewardModel"):
         config = AutoConfig.from_pretrained(directory)
-        reference = AutoModelForSequenceClassification.from_config(config, **how).eval()
+        reference = AutoModelForSequenceClassification.from_config(config, **EXACT).eval()
         make_reward_model(reference)
         reference.load_state_dict(load_file(Path(directory) / "model.safetensors"))
     elif architecture.endswith("Model"):
-        return embedding_of(AutoModel.from_pretrained(directory, **how).eval())
+        return embedding_of(AutoModel.from_pretrained(directory, **EXACT).eval())
     else:
         kind = AutoModelForSequenceClassification
-        reference = kind.from_pretrained(directory, **how).eval()
+        reference = kind.from_pretrained(directory, **EXACT).eval()
     return lambda prompt: reference(torch.tensor([prompt])).logits[0]
 
 
