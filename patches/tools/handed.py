@@ -19,12 +19,16 @@ _MODELS = _sglang(
     """
     arcee.ArceeModel
     commandr.CohereModel
+    deepseek_common.attention_forward_methods.forward_mha.DeepseekMHAForwardMixin.forward_normal_prepare
+    deepseek_v2.DeepseekV2AttentionMLA
+    deepseek_v2.DeepseekV2Model
     ernie4.Ernie4Model
     exaone4.Exaone4Model
     gemma2.Gemma2Model
     gemma3_causal.Gemma3TextModel
     glm4.Glm4Model
     glm4_moe.Glm4MoeModel
+    glm4_moe_lite.Glm4MoeLiteModel
     gpt_oss.GptOssModel
     granite.GraniteModel
     granitemoe.GraniteMoeModel

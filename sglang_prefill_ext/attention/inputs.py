@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -38,6 +38,39 @@ class AttentionVariant:
 PLAIN = AttentionVariant()
 
 
+HeldKV: TypeAlias = tuple[Tensor, Tensor]
+"""Keys `[n, KH, D]` and values `[n, KH, Dv]` of one layer: of a held prefix of n tokens, or of a
+pool of n slots, some of which a page table names."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Latents:
+    """What multi-head latent attention keeps of every token in place of its keys and values.
+
+    DeepSeek-V2, arXiv 2405.04434, section 2.1.
+
+    Attributes:
+        compressed: `[T, R]`, of which keys and values of all heads are made.
+        rotated: `[T, 1, r]`, the part of the keys with positions, which all heads share.
+        expand: makes keys and values of both; for any number of tokens.
+    """
+
+    compressed: Tensor
+    rotated: Tensor
+    expand: Callable[[Tensor, Tensor], HeldKV]
+
+    def kept(self, tokens: slice) -> HeldKV:
+        """What a pool keeps of some tokens, as keys `[n, 1, R + r]`, and the part of it that counts
+        as values."""
+        rows = torch.cat([self.compressed[tokens, None], self.rotated[tokens]], dim=-1)
+        return rows, rows[..., : self.compressed.shape[1]]
+
+    def expanded(self, kept: Tensor) -> HeldKV:
+        """Make keys and values of the rows `[n, 1, R + r]` that a pool has kept."""
+        width = self.compressed.shape[1]
+        return self.expand(kept[:, 0, :width].contiguous(), kept[..., width:])
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerInputs:
     """Queries, keys and values of one layer, with positions already encoded; any strides.
@@ -48,6 +81,7 @@ class LayerInputs:
         v: `[T, KH, Dv]` of the whole forward.
         scale: factor of the scores before the softmax.
         variant: the layer's options.
+        latents: of which `k` and `v` were made; None: the layer has no latent attention.
     """
 
     q: Tensor
@@ -55,11 +89,8 @@ class LayerInputs:
     v: Tensor
     scale: float
     variant: AttentionVariant = PLAIN
+    latents: Latents | None = None
 
-
-HeldKV: TypeAlias = tuple[Tensor, Tensor]
-"""Keys `[n, KH, D]` and values `[n, KH, Dv]` of one layer: of a held prefix of n tokens, or of a
-pool of n slots, some of which a page table names."""
 
 Held: TypeAlias = Sequence[HeldKV | None]
 """One entry per group; None where the group holds nothing."""

@@ -49,7 +49,9 @@ class PackedExecutor:
     ) -> None:
         self._model = model
         self._way = attention
-        self._graphs = PackedGraphs(model, attention, model.pool if caches_prefixes else None)
+        # A graph would make keys and values of as many latents as its page table may name.
+        replays = caches_prefixes and not model.pool.keeps_latents
+        self._graphs = PackedGraphs(model, attention, model.pool if replays else None)
         self._reader: LabelReader | VectorReader
         self.chunk_reads = 0
         """Reads in one chunk of logits over the vocabulary; 0 if the model makes vectors."""

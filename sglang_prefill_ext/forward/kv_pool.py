@@ -1,6 +1,7 @@
 """KV pools as packed forwards use them, and the allocation of their slots to prefixes.
 
-`KVPool` and `Room` are implemented by SGLang's pool (`border/scheduler/radix.py`) and by `OwnPool`.
+`KVPool` and `Room` are implemented for SGLang's pool (`border/scheduler/kv_memory.py`) and by
+`OwnPool`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.wire.arrays import Int32Array
 
 SHARE = 4
-"""One part in so many of the memory for forwards is set aside for an `OwnPool`."""
+"""If a pool sets memory for forwards aside, it is one part in so many."""
 
 
 class KVPool(Protocol):
@@ -26,6 +27,18 @@ class KVPool(Protocol):
     Only the owner of a slot writes to it. Slot 0 belongs to nobody: anyone may write to it, and its
     values are never used.
     """
+
+    @property
+    def keeps_latents(self) -> bool:
+        """Whether it keeps `Latents` in place of K/V: rows ``[slots, 1, R + r]`` as keys, of which
+        the values are a part."""
+
+    @property
+    def most_held(self) -> int:
+        """Tokens of the longest prefix that a forward may read; known after `set_aside`."""
+
+    def set_aside(self, budget: ForwardBudget) -> ForwardBudget:
+        """Take what held prefixes need of the memory for forwards; return what is left to these."""
 
     def buffers(self, layer: int) -> HeldKV:
         """Keys ``[slots, KH, D]`` and values ``[slots, KH, Dv]`` of a layer: the memory itself,
@@ -51,6 +64,8 @@ class OwnPool:
         num_layers: of attention.
     """
 
+    keeps_latents = False
+
     def __init__(
         self, heads: HeadShape, num_layers: int, dtype: torch.dtype, device: torch.device
     ) -> None:
@@ -63,8 +78,11 @@ class OwnPool:
         self._layers: dict[int, HeldKV] = {}
         self._taken = 0
 
+    @property
+    def most_held(self) -> int:
+        return self.capacity
+
     def set_aside(self, budget: ForwardBudget) -> ForwardBudget:
-        """Take a share of the memory for forwards; return the budget that is left to them."""
         own_bytes = budget.max_bytes // SHARE
         self.capacity = own_bytes // self.bytes_per_token
         return replace(budget, max_bytes=budget.max_bytes - own_bytes)
@@ -99,8 +117,9 @@ class OwnPool:
 class Room(Protocol):
     """Hands out slots of a pool."""
 
-    capacity: int
-    """Most tokens that can be taken at a time."""
+    @property
+    def capacity(self) -> int:
+        """Most tokens that can be taken at a time."""
 
     def is_short(self) -> bool:
         """Whether others may lack slots that forwards in flight have, or keep from eviction."""

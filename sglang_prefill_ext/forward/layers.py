@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sglang_prefill_ext.attention.inputs import HeldKV, LayerInputs, write_page_table
+from sglang_prefill_ext.attention.inputs import HeldKV, Latents, LayerInputs, write_page_table
 from sglang_prefill_ext.forward.kv_pool import KVPool
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
 
@@ -70,22 +70,37 @@ class LayerAttention:
         self._holds_any = _any_slots(held)
         self._shortened = shortened
         self._pool = pool
+        self._held_latents: Tensor | None = None
 
     def page_table(self, device: torch.device) -> Tensor | None:
-        """Make the page table for `Attention.bind`; None if no prefix is held."""
+        """Make the page table for `Attention.bind`; None if no prefix is held.
+
+        If the pool keeps latents, the table numbers the keys that each layer makes of them.
+        """
         if not self._holds_any:
             return None
         num_held = sum(len(slots) for slots in self._held if slots is not None)
         table = torch.empty(num_held, dtype=torch.int32, device=device)
         write_page_table(self._held, table)
-        return table
+        if not self._pool.keeps_latents:
+            return table
+        self._held_latents = table
+        return torch.arange(num_held, dtype=torch.int32, device=device)
 
     def __call__(self, layer: int, inputs: LayerInputs) -> Tensor:
-        cached = self._pool.buffers(layer) if self._holds_any else None
+        latents = inputs.latents if self._pool.keeps_latents else None
+        cached = self._read(layer, latents) if self._holds_any else None
         for tokens, slots in self._stores:
-            self._pool.store(layer, slots, inputs.k[tokens], inputs.v[tokens])
+            kept = (inputs.k[tokens], inputs.v[tokens]) if latents is None else latents.kept(tokens)
+            self._pool.store(layer, slots, *kept)
         attend = self._attention.read if layer == self._shortened else self._attention.forward
         return attend(inputs, cached)
+
+    def _read(self, layer: int, latents: Latents | None) -> HeldKV:
+        cached = self._pool.buffers(layer)
+        if latents is None or self._held_latents is None:
+            return cached
+        return latents.expanded(cached[0].index_select(0, self._held_latents))
 
 
 def _any_slots(of_groups: Sequence[Tensor | None]) -> bool:

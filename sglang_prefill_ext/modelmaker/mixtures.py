@@ -7,6 +7,32 @@ from sglang_prefill_ext.modelmaker.families import MULTIPLIERS, SLIDING, Family,
 _TWO_OF_FOUR = {"num_local_experts": 4, "num_experts_per_tok": 2}
 _NARROW_TWO_OF_FOUR = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
 _DENSE_THEN_SPARSE = {"mlp_layer_types": ["dense", "sparse"]}
+_LATENT = {
+    "num_key_value_heads": 4,
+    "head_dim": 16,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 24,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 128,
+    "first_k_dense_replace": 1,
+    "moe_layer_freq": 1,  # read by SGLang only
+}
+_DEEPSEEK_YARN = {
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10_000.0,
+        "factor": 8.0,
+        "original_max_position_embeddings": 4096,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "mscale": 0.707,
+        "mscale_all_dim": 0.707,
+    }
+}
 
 MIXTURES: Mapping[str, Family] = {
     "qwen3-moe": family("qwen3_moe", **_NARROW_TWO_OF_FOUR, norm_topk_prob=True),
@@ -67,6 +93,28 @@ MIXTURES: Mapping[str, Family] = {
     ),
     # The weights of a token's experts do not add up to one.
     "phimoe": family("phimoe", **_TWO_OF_FOUR, sliding_window=None),
+    # Multi-head latent attention: K/V of a token are made of a few numbers that are kept.
+    "deepseek-v2": family(
+        "deepseek_v2",
+        **_LATENT | {"n_shared_experts": 2},
+        **_DEEPSEEK_YARN,
+        q_lora_rank=None,
+        n_group=1,
+        topk_group=1,
+        scoring_func="softmax",  # read by SGLang only
+    ),
+    "deepseek-v3": family(
+        "deepseek_v3",
+        **_LATENT,
+        **_DEEPSEEK_YARN,
+        q_lora_rank=48,
+        n_group=2,
+        topk_group=1,
+        # The rest is read by SGLang only.
+        topk_method="noaux_tc",
+        scoring_func="sigmoid",
+    ),
+    "glm4-moe-lite": family("glm4_moe_lite", **_LATENT, q_lora_rank=48, rms_norm_eps=1e-6),
     # With attention sinks.
     "gpt-oss": family(
         "gpt_oss",

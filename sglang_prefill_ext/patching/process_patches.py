@@ -106,6 +106,16 @@ PROCESS_PATCHES: tuple[Patch, ...] = (
         diffs=("0024-soft-cap-of-logits-on-the-cpu.patch",),
     ),
     Patch(
+        id="P65",
+        target="sglang.srt.models.deepseek_v2.DeepseekV2AttentionMLA.dispatch_attn_forward_method",
+        kind=Kind.AROUND,
+        hook="sglang_prefill_ext.border.cpu.latent_attention:over_latents",
+        group=Group.CPU,
+        why="On a CPU, a model with latent attention would answer nothing.",
+        relies_on="self.current_attention_backend AttentionBackendRegistry",
+        diffs=("0037-latent-attention-on-torch-native.patch",),
+    ),
+    Patch(
         id="P61",
         target=f"{_TRITON_EXPERTS}._prepare_fused_moe_run",
         kind=Kind.AROUND,

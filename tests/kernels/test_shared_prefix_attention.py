@@ -80,8 +80,13 @@ def test_heads_and_head_sizes(
     case.check(run(case))
 
 
-def test_the_largest_head_size(device: torch.device) -> None:
-    case = make_case(FORWARD, device, torch.float16, head_dim=256, value_dim=256)
+@pytest.mark.parametrize(
+    "sizes",
+    [{"head_dim": 256, "value_dim": 256}, {"head_dim": 192, "value_dim": 128, "key_heads": 4}],
+    ids=["the largest", "latent attention of DeepSeek"],
+)
+def test_head_sizes_of_half_precision_only(device: torch.device, sizes: dict[str, int]) -> None:
+    case = make_case(FORWARD, device, torch.float16, **sizes)
     case.check(run(case))
 
 

@@ -17,11 +17,14 @@ from sglang_prefill_ext.wire.stock_reason import StockReason
 RESIDUAL_ON_BATCH = frozenset(
     {
         "ArceeForCausalLM",
+        "DeepseekV2ForCausalLM",
+        "DeepseekV3ForCausalLM",
         "Exaone4ForCausalLM",
         "ExaoneMoEForCausalLM",
         "ExaoneMoeForCausalLM",
         "Glm4ForCausalLM",
         "Glm4MoeForCausalLM",
+        "Glm4MoeLiteForCausalLM",
         "GptOssForCausalLM",
         "LlamaForCausalLM",
         "LlamaForSequenceClassification",
@@ -243,10 +246,18 @@ def text_part(model: Any) -> Any:
 
 
 def attention_layers(model: Any) -> list[Any]:
-    """Return every attention layer of a loaded model."""
+    """Return every attention layer of a loaded model, as packed forwards run it.
+
+    Latent attention has one layer for K/V of all heads, which packed forwards run, and one over
+    latents (``attn_mqa``).
+    """
     kept_apart = getattr(model, "attention_instances", {})  # of SGLang's Transformers backend
-    modules = chain(model.modules(), kept_apart.values())
-    return [module for module in modules if isinstance(module, RadixAttention)]
+    modules = chain(model.named_modules(), kept_apart.items())
+    return [
+        module
+        for name, module in modules
+        if isinstance(module, RadixAttention) and not str(name).endswith(".attn_mqa")
+    ]
 
 
 def head_shape(layer: Any) -> HeadShape:

@@ -31,7 +31,7 @@ from sglang_prefill_ext.border.model.packed_batch import (
     packed_batch_of,
 )
 from sglang_prefill_ext.border.model.sampler import SglangSampler
-from sglang_prefill_ext.border.scheduler.radix import plain_pool
+from sglang_prefill_ext.border.scheduler.kv_memory import plain_pool
 from sglang_prefill_ext.forward.device import in_order
 from sglang_prefill_ext.forward.kv_pool import KVPool, OwnPool
 from sglang_prefill_ext.forward.model import Attend, Overrides
@@ -159,7 +159,7 @@ class SglangModel:
         self.dtype: torch.dtype = runner.dtype
         self.heads = head_shape(last)
         own = OwnPool(self.heads, len(layers), self.dtype, self.device)
-        self.pool: KVPool = plain_pool(runner) or own
+        self.pool: KVPool = plain_pool(runner, self.heads) or own
         self.vocab_size: int = runner.model_config.vocab_size
         self.longest_prompt: int | None = runner.model_config.context_len
         self.vector_width = self.state_width = 0

@@ -1,4 +1,4 @@
-"""SGLang's KV pool and radix cache as the packed path's `KVPool`, `Room` and `PrefixCache`."""
+"""SGLang's radix cache as the packed path's `PrefixCache`."""
 
 from __future__ import annotations
 
@@ -7,104 +7,16 @@ from typing import Any, TypeGuard
 
 import torch
 from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
-from sglang.srt.mem_cache.memory_pool import KVWriteLoc, MHATokenToKVPool
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from torch import Tensor
 
-from sglang_prefill_ext.attention.inputs import HeldKV
+from sglang_prefill_ext.border.scheduler.kv_memory import SglangRoom
 from sglang_prefill_ext.config import PrefillOnlyConfig
-from sglang_prefill_ext.forward.kv_pool import (
-    KVPool,
-    OwnPool,
-    PrivateSlots,
-    PrivateTransaction,
-    Room,
-)
+from sglang_prefill_ext.forward.kv_pool import PrivateSlots, PrivateTransaction, Room
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache
 from sglang_prefill_ext.wire.arrays import Int32Array
 from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy
-
-LEFT_TO_OTHERS = 16
-"""One part in so many of the pool is never taken for prefixes held between forwards."""
-
-
-class SglangPool:
-    """SGLang's KV pool of a rank, shared with stock requests.
-
-    Args:
-        pool: must be plain, see `plain_pool`.
-    """
-
-    def __init__(self, pool: MHATokenToKVPool) -> None:
-        self._pool = pool
-
-    def buffers(self, layer: int) -> HeldKV:
-        keys, values = self._pool.get_kv_buffer(layer)
-        return keys, values
-
-    def store(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        where = KVWriteLoc(slots, physical=True)
-        self._pool.set_kv_buffer(None, where, k, v, layer_id_override=layer)
-
-
-class SglangRoom:
-    """Allocates slots by SGLang's allocator, evicting from the radix cache if need be.
-
-    `take`, for prefixes that are held between forwards, leaves a part of the pool to generations
-    that run meanwhile: SGLang retracts generations that find no slot for their next token.
-
-    Args:
-        scheduler: its pool must be plain.
-    """
-
-    def __init__(self, scheduler: Any) -> None:
-        self._tree = scheduler.tree_cache
-        self._allocator = scheduler.token_to_kv_pool_allocator
-        self._left: int = self._allocator.size // LEFT_TO_OTHERS
-        self.capacity = self._allocator.size - self._left
-
-    @property
-    def _spare(self) -> int:
-        """Slots that are not left to generations; below 0 if these have fewer."""
-        spare: int = self._allocator.available_size() + self._tree.evictable_size()
-        return spare - self._left
-
-    def is_short(self) -> bool:
-        return self._spare < 0
-
-    def take(self, num_tokens: int) -> Tensor | None:
-        return self.take_last(num_tokens) if num_tokens <= self._spare else None
-
-    def take_last(self, num_tokens: int) -> Tensor | None:
-        """Take slots, down to the last one, for tokens that can be evicted after their forward."""
-        page = self._allocator.page_size
-        whole_pages = -(-num_tokens // page) * page
-        self._allocator.evict_to_free_tokens(self._tree, whole_pages)
-        slots = self._allocator.alloc(whole_pages)
-        return None if slots is None else slots[:num_tokens].to(torch.int64)
-
-    def give_back(self, slots: Tensor) -> None:
-        self._allocator.free(slots)
-
-
-def plain_pool(runner: Any) -> SglangPool | None:
-    """The pool of a `ModelRunner`, if it is plain, else None.
-
-    A plain pool holds K/V of all layers in the model's dtype, with one row a token.
-    """
-    pool = runner.token_to_kv_pool
-    is_plain = (
-        type(pool) is MHATokenToKVPool
-        and pool.kv_cache_layout == "nhd"
-        and pool.dtype == runner.dtype
-    )
-    return SglangPool(pool) if is_plain else None
-
-
-def room_in(pool: KVPool, scheduler: Any) -> Room:
-    """Return what allocates slots of the pool of a scheduler's model."""
-    return pool if isinstance(pool, OwnPool) else SglangRoom(scheduler)
 
 
 class RadixTransaction:
@@ -173,6 +85,7 @@ class RadixPrefixCache:
         self.capacity = room.capacity
 
     def begin(self, prefix: Int32Array, adapter: str = "", *, keep: bool) -> RadixTransaction:
+        prefix = prefix[: self.capacity]
         commit_tokens = self._policy.tokens_to_commit(prefix, adapter, keep=keep)
         return RadixTransaction(self._tree, self._room, _key(prefix, adapter), commit_tokens)
 
@@ -180,6 +93,7 @@ class RadixPrefixCache:
         return PrivateTransaction(self._room, num_tokens)
 
     def cached_tokens(self, prefix: Int32Array, adapter: str = "") -> int:
+        prefix = prefix[: self.capacity]
         match = self._tree.match_prefix(MatchPrefixParams(key=_key(prefix, adapter)))
         return min(int(match.device_prefix_len), len(prefix))
 

@@ -19,15 +19,16 @@ from sglang_prefill_ext.border.model.decoder_model import SglangModel
 from sglang_prefill_ext.border.model.expert_setup import set_up_experts
 from sglang_prefill_ext.border.model.vector_models import model_of
 from sglang_prefill_ext.border.scheduler.ask_both_paths import compare_paths, report
+from sglang_prefill_ext.border.scheduler.kv_memory import room_in
 from sglang_prefill_ext.border.scheduler.packed_work import RuntimeSetup, answering
-from sglang_prefill_ext.border.scheduler.radix import prefix_cache_of, room_in, shares_prefixes
+from sglang_prefill_ext.border.scheduler.radix import prefix_cache_of, shares_prefixes
 from sglang_prefill_ext.config import PrefillOnlyConfig, Switch
 from sglang_prefill_ext.forward.attention_choice import resolve_attention, way_of_all_ranks
 from sglang_prefill_ext.forward.calibration import Calibration, calibrate
 from sglang_prefill_ext.forward.device import require_usable
 from sglang_prefill_ext.forward.executor import PackedExecutor
 from sglang_prefill_ext.forward.graphs.plan import GraphUse
-from sglang_prefill_ext.forward.kv_pool import OwnPool, PrivateSlots, Room
+from sglang_prefill_ext.forward.kv_pool import PrivateSlots, Room
 from sglang_prefill_ext.forward.memory import free_bytes, readout_bytes
 from sglang_prefill_ext.process.stages import STARTUP
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
@@ -150,8 +151,8 @@ def _tried(
         graph_tokens=attempt.graph_tokens,
     )
     STARTUP.mark("calibration")
-    if isinstance(room, OwnPool) and model.causal:
-        measured = replace(measured, budget=room.set_aside(measured.budget))
+    if model.causal:
+        measured = replace(measured, budget=model.pool.set_aside(measured.budget))
     slots = PrivateSlots(room)
     logger.info("Prefill-only serving: measured %s", measured)
     compile_ahead(executor, measured.budget, slots)

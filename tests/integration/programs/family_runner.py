@@ -34,9 +34,11 @@ from sglang.srt.layers.rotary_embedding.rope_variant import (  # noqa: E402
     Phi3LongRoPEScaledRotaryEmbedding,
 )
 from sglang.srt.managers.schedule_batch import Req  # noqa: E402
+from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool  # noqa: E402
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool  # noqa: E402
 from sglang.srt.model_executor.model_runner import ModelRunner  # noqa: E402
 from sglang.srt.models import afmoe, ernie4, minimax_m2  # noqa: E402
+from sglang.srt.models.deepseek_v2 import DeepseekV2AttentionMLA  # noqa: E402
 from sglang.srt.runtime_context import SpawnRanks, publish  # noqa: E402
 from sglang.srt.sampling.sampling_params import SamplingParams  # noqa: E402
 from sglang.srt.server_args import PortArgs, prepare_server_args  # noqa: E402
@@ -49,6 +51,7 @@ from transformers import (  # noqa: E402
 )
 
 from sglang_prefill_ext.border.cpu.cpu_platform import capped_on_host  # noqa: E402
+from sglang_prefill_ext.border.cpu.latent_attention import over_latents  # noqa: E402
 from sglang_prefill_ext.border.model.capability import (  # noqa: E402
     ENCODER_ARCHITECTURES,
     VECTOR_ARCHITECTURES,
@@ -218,9 +221,15 @@ def pools(runner: Any) -> dict[str, Any]:
         "kv_buffers": [  # without the slots that `packed` takes, and without the unused slot 0
             buffer[1 + FirstSlots.capacity :].clone()
             for part in parts
-            for buffer in (*part.k_buffer, *part.v_buffer)
+            for buffer in kv_buffers(part)
         ],
     }
+
+
+def kv_buffers(pool: Any) -> list[torch.Tensor]:
+    if isinstance(pool, MLATokenToKVPool):
+        return list(pool.kv_buffer)
+    return [*pool.k_buffer, *pool.v_buffer]
 
 
 def untouched(before: dict[str, Any], after: dict[str, Any]) -> dict[str, bool]:
@@ -387,6 +396,9 @@ def without_a_gpu() -> None:
     afmoe.fused_moe = experts_in_torch
     minimax_m2.MiniMaxM2QKRMSNorm._forward_naive = norms_in_torch
     # In a server the patch table does this.
+    mla = DeepseekV2AttentionMLA
+    dispatch = mla.dispatch_attn_forward_method
+    mla.dispatch_attn_forward_method = lambda *args: over_latents(dispatch, *args)
     logits = LogitsProcessor._get_logits
     LogitsProcessor._get_logits = lambda *args, **kwargs: capped_on_host(logits, *args, **kwargs)
 

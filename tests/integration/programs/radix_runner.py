@@ -35,7 +35,11 @@ from sglang.srt.mem_cache.base_prefix_cache import (  # noqa: E402
     MatchPrefixParams,
 )
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams  # noqa: E402
-from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool  # noqa: E402
+from sglang.srt.mem_cache.memory_pool import (  # noqa: E402
+    MHATokenToKVPool,
+    MLATokenToKVPool,
+    ReqToTokenPool,
+)
 from sglang.srt.mem_cache.radix_cache import RadixKey  # noqa: E402
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool  # noqa: E402
 from sglang.srt.mem_cache.unified_cache.components import ComponentType  # noqa: E402
@@ -45,13 +49,12 @@ from sglang.srt.server_args import prepare_server_args  # noqa: E402
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm  # noqa: E402
 
 from sglang_prefill_ext.attention.way import HeadShape  # noqa: E402
-from sglang_prefill_ext.border.scheduler.radix import (  # noqa: E402
+from sglang_prefill_ext.border.scheduler.kv_memory import (  # noqa: E402
     SglangPool,
-    SglangRoom,
     plain_pool,
-    prefix_cache_of,
     room_in,
 )
+from sglang_prefill_ext.border.scheduler.radix import prefix_cache_of  # noqa: E402
 from sglang_prefill_ext.config import Order, PrefillOnlyConfig, PrefixCaching  # noqa: E402
 from sglang_prefill_ext.forward.kv_pool import OwnPool  # noqa: E402
 from sglang_prefill_ext.scheduling import forwards  # noqa: E402
@@ -129,7 +132,9 @@ class Memory:
             spec_algorithm=SpeculativeAlgorithm.NONE,
         )
         config = PrefillOnlyConfig(prefix_caching=caching)
-        self.cache: Any = prefix_cache_of(self.scheduler, config, SglangRoom(self.scheduler))
+        self.cache: Any = prefix_cache_of(
+            self.scheduler, config, room_in(SglangPool(self.pool), self.scheduler)
+        )
         self.committed: set[tuple[int, ...]] = set()
         """Beginnings of whole pages that were ever committed since the last flush."""
         self.open: list[Watched] = []
@@ -408,7 +413,8 @@ def caches_if_changed() -> dict[str, bool]:
 
     def cached(memory: Memory, **changes: Any) -> bool:
         scheduler = SimpleNamespace(**{**vars(memory.scheduler), **changes})
-        pool = plain_pool(scheduler.tp_worker.model_runner) or OwnPool(HEADS, 1, torch.float32, CPU)
+        own = OwnPool(HEADS, 1, torch.float32, CPU)
+        pool = plain_pool(scheduler.tp_worker.model_runner, HEADS) or own
         return prefix_cache_of(scheduler, PrefillOnlyConfig(), room_in(pool, scheduler)).shares
 
     plain = Memory(1, PrefixCaching.ALWAYS)
@@ -419,9 +425,15 @@ def caches_if_changed() -> dict[str, bool]:
     marked = SimpleNamespace(
         token_to_kv_pool=plain.pool, dtype=torch.float32, canary_manager=object()
     )
+    latents = SimpleNamespace(
+        token_to_kv_pool=MLATokenToKVPool(SLOTS, 1, torch.float32, 4, 2, 1, "cpu", False),
+        dtype=torch.float32,
+        canary_manager=None,
+    )
     windowed = SimpleNamespace(token_to_kv_pool=window_pool, dtype=torch.float32)
     return {
         "plain": cached(plain),
+        "latents": cached(plain, tp_worker=SimpleNamespace(model_runner=latents)),
         "disabled": cached(Memory(1, PrefixCaching.ALWAYS, disable=True)),
         "hierarchical": cached(plain, enable_hierarchical_cache=True),
         "other_precision": cached(plain, tp_worker=SimpleNamespace(model_runner=other_dtype)),

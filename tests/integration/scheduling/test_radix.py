@@ -53,6 +53,7 @@ def test_a_transaction_that_cannot_begin_locks_nothing(report: dict[str, Any]) -
 def test_only_plain_trees_and_pools_are_used(report: dict[str, Any]) -> None:
     assert report["caches"] == {
         "plain": True,
+        "latents": True,
         "disabled": False,
         "hierarchical": False,
         "other_precision": False,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sglang_prefill_ext.attention.inputs import HeldKV, LayerInputs
+from sglang_prefill_ext.attention.inputs import HeldKV, Latents, LayerInputs
 from sglang_prefill_ext.forward.layers import LayerAttention
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.prefixed_forward import PrefixedForward
@@ -57,8 +57,15 @@ def attend(prefixed: PrefixedForward, pool: MemoryPool) -> NotedAttention:
     noted.bind((), attention.page_table(torch.device("cpu")))
     for layer in range(LAST_LAYER + 1):
         k = values_of(tokens, layer)
-        assert attention(layer, LayerInputs(k, k, -k, 1.0)) is k
+        latents = Latents(k[:, 0] / 2, k / 4, expanded)
+        assert attention(layer, LayerInputs(k, k, -k, 1.0, latents=latents)) is k
     return noted
+
+
+def expanded(compressed: Tensor, rotated: Tensor) -> HeldKV:
+    """`Latents.expand`: keys and values as in `attend`."""
+    keys = compressed[:, None] + 2 * rotated
+    return keys, -keys
 
 
 def test_cached_tokens_are_read_where_they_lie_and_fresh_ones_stored(
@@ -80,8 +87,24 @@ def test_cached_tokens_are_read_where_they_lie_and_fresh_ones_stored(
     assert pool.buffers(0)[0][cache.committed[(5,)]].flatten().tolist() == [5]
 
 
-def test_each_forward_of_a_divided_job_reads_what_those_before_have_left() -> None:
-    cache, pool = MemoryCache(), MemoryPool()
+def test_a_pool_of_latents_keeps_them_and_keys_are_made_of_them_again() -> None:
+    cache, pool = MemoryCache(), MemoryPool(keeps_latents=True)
+    for prefixes in ([[1, 2], [8]], [[5], [1, 2, 3, 4], [8]]):
+        prefixed = PrefixedForward([job_of(request(prefix)) for prefix in prefixes], cache)
+        noted = attend(prefixed, pool)
+        prefixed.commit()
+    assert noted.calls == [("forward", [1, 2, 8]), ("read", [101, 102, 108])]
+    rows, values = pool.buffers(1)
+    slots = cache.committed[1, 2, 3, 4]
+    assert rows[slots].flatten(1).tolist() == [[x / 2, x / 4] for x in (101, 102, 103, 104)]
+    assert torch.equal(values[slots], rows[slots][..., :1])
+
+
+@pytest.mark.parametrize("keeps_latents", [False, True])
+def test_each_forward_of_a_divided_job_reads_what_those_before_have_left(
+    keeps_latents: bool,
+) -> None:
+    cache, pool = MemoryCache(), MemoryPool(keeps_latents=keeps_latents)
     attend(first := PrefixedForward([job_of(request([1, 2]))], cache), pool)
     first.commit()
     rows = request([1, 2, 3, 4, 5, 6], *[[9, 9]] * 3).pack()

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from sglang_prefill_ext.attention.inputs import HeldKV
+from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.wire.arrays import Int32Array
 
 SLOTS = 8192
@@ -14,8 +15,14 @@ SLOTS = 8192
 class MemoryPool:
     """A pool in which K/V of a slot are NaN until they are written."""
 
-    def __init__(self) -> None:
+    most_held = SLOTS
+
+    def __init__(self, *, keeps_latents: bool = False) -> None:
+        self.keeps_latents = keeps_latents
         self._layers: dict[int, HeldKV] = {}
+
+    def set_aside(self, budget: ForwardBudget) -> ForwardBudget:
+        return budget
 
     def buffers(self, layer: int) -> HeldKV:
         return self._layers[layer]

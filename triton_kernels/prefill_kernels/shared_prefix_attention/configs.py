@@ -58,6 +58,9 @@ _PREFIX_ON_HOPPER: ConfigTable = {
 GEMMA_2: dict[str, Any] = {"soft_cap": 50.0, "window": 4095, "name": "soft cap, window"}
 """All options of a layer without sinks, with the values of Gemma 2."""
 
+DEEPSEEK: dict[str, Any] = {"value_dim": 128, "group_size": 1, "name": "values of 128"}
+"""Latent attention of DeepSeek V2 and V3, whose keys have 192 numbers."""
+
 GPT_OSS: dict[str, Any] = {"window": 127, "sinks": True, "group_size": 8, "name": "window, sinks"}
 
 
@@ -116,6 +119,7 @@ def variants() -> Iterable[Variant]:
     for head_dim in (128, 256):
         yield variant(_CONFIGS[head_dim, 2], head_dim, "bf16", parts, **GEMMA_2)
     yield variant(_CONFIGS[64, 2], 64, "bf16", parts, **GPT_OSS)
+    yield variant(_CONFIGS[256, 2], 192, "bf16", parts, **DEEPSEEK)
     own = {"CACHED": False, "FRESH": False, "OWN": True}
     yield variant(config, 128, "bf16", own, name="own rows")
     prefix = {"CACHED": True, "FRESH": True, "OWN": False}
@@ -132,6 +136,7 @@ def variant(
     dtype: str,
     parts: dict[str, bool],
     *,
+    value_dim: int | None = None,
     group_size: int = 2,
     soft_cap: float = 0.0,
     window: int = -1,
@@ -157,7 +162,7 @@ def variant(
         signature["sinks_ptr"] = pointer
     else:
         rule["sinks_ptr"] = None
-    sizes: dict[str, Any] = constexprs(config, group_size, head_dim, head_dim)
+    sizes: dict[str, Any] = constexprs(config, group_size, head_dim, value_dim or head_dim)
     return Variant(
         name=", ".join(filter(None, (dtype, f"head size {head_dim}", name))),
         function=attention_kernel,

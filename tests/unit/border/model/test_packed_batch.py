@@ -43,6 +43,7 @@ def test_only_read_positions_leave_the_last_layer_and_its_adapters_know(
         residual_stream=SimpleNamespace(residual=TOKENS, write=written.append),
         attend=lambda layer, inputs: inputs.q,
         adapt=told.append,
+        latents=None,
     )
     layer: Any = SimpleNamespace(layer_id=layer_id, **LAYER)
     backend = PackedAttentionBackend(STOCK, last_layer=3)
@@ -62,7 +63,7 @@ def test_a_cap_of_scores_that_is_switched_off_is_none_for_the_kernels() -> None:
         return inputs.q
 
     backend = PackedAttentionBackend(STOCK, last_layer=3)
-    batch: Any = SimpleNamespace(read_at=None, attend=attend)
+    batch: Any = SimpleNamespace(read_at=None, attend=attend, latents=None)
     backend.forward_extend(TOKENS, TOKENS, TOKENS, layer, batch)
     assert [each.soft_cap for each in seen] == [0.0]
 
