@@ -12,7 +12,8 @@ from bench.expert_parallelism.placement import in_order, rebalanced
 from bench.moe.routing import drawn, recorded
 from bench.moe.shapes import SHAPES, Shape
 from sglang_prefill_ext.sizing.forward import Serving
-from sglang_prefill_ext.sizing.model import Experts, ModelShape
+from sglang_prefill_ext.sizing.layer_sizes import Experts
+from sglang_prefill_ext.sizing.model import ModelShape
 
 MODELS: Mapping[str, ModelShape] = {
     "Qwen3-30B-A3B": ModelShape(48, 2048, 32, 4, 128, 6144, 151_936, Experts(128, 8, 768)),

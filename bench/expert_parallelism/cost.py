@@ -18,7 +18,7 @@ from bench.moe.shapes import Shape, assumed_times
 from sglang_prefill_ext.fleet.planning.cost import Speed
 from sglang_prefill_ext.moe.policy import predicted_s
 from sglang_prefill_ext.sizing.forward import MAX_FORWARD_TOKENS, Serving
-from sglang_prefill_ext.sizing.model import Experts
+from sglang_prefill_ext.sizing.layer_sizes import Experts
 
 Floats = NDArray[np.float64]
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.sizing.device import Device
-from sglang_prefill_ext.sizing.model import Experts, ModelShape
+from sglang_prefill_ext.sizing.layer_sizes import Experts
+from sglang_prefill_ext.sizing.model import ModelShape
 from sglang_prefill_ext.sizing.shape import Shape
 
 
@@ -49,7 +50,7 @@ def packed_bytes(
 
 def kv_numbers(model: ModelShape, tokens: int) -> int:
     """Keys and values of so many tokens, written and read once."""
-    return 2 * model.layers * 2 * model.kv_heads * model.head_dim * tokens
+    return 2 * model.layers * model.kv_heads * (model.head_dim + model.value_dim) * tokens
 
 
 LABELS = 2

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from sglang_prefill_ext.errors import ConfigError
+from sglang_prefill_ext.sizing.layer_sizes import Experts, Latent, size_of
 
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-_ACTIVE = ("num_experts_per_tok", "moe_k")
-_SHARED = ("n_shared_experts", "moe_num_shared_experts")
-_SHARED_WIDTH = ("shared_expert_intermediate_size", "shared_intermediate_size")
-_DENSE_AT_FIRST = ("first_k_dense_replace", "moe_layer_start_index")
 _UNCOUNTED = (
-    "kv_lora_rank",
     "full_attention_interval",
     "linear_attn_config",
     "conv_L_cache",
@@ -24,55 +18,8 @@ _UNCOUNTED = (
     "ssm_state_size",
     "interleave_moe_layer_step",
 )
-"""Settings of models that are not counted here: with compressed K/V, with recurrent layers, or with
-two sizes of MLPs, as Llama 4."""
-
-
-@dataclass(frozen=True, slots=True)
-class Experts:
-    """Sizes of a mixture of experts.
-
-    Attributes:
-        count: number of routed experts of a layer.
-        active: number of routed experts that compute a token.
-        width: intermediate size of each.
-        shared_width: that of all experts together that compute every token; 0 if there are none.
-        dense_layers: number of layers that have one MLP instead; never the last layer.
-    """
-
-    count: int
-    active: int
-    width: int
-    shared_width: int = 0
-    dense_layers: int = 0
-
-    @classmethod
-    def of_config(cls, config: Mapping[str, Any]) -> Self | None:
-        """Read them from a `config.json`; None for a dense model."""
-        count, active = _number(config, _EXPERTS), _number(config, _ACTIVE)
-        if not count or not active:
-            return None
-        width = config.get("moe_intermediate_size") or config["intermediate_size"]
-        shared = _number(config, _SHARED_WIDTH) + width * _number(config, _SHARED)
-        step = config.get("decoder_sparse_step") or 1
-        layers = range(config["num_hidden_layers"])
-        dense = set(config.get("mlp_only_layers") or ())
-        dense |= {each for each in layers if (each + 1) % step}
-        dense |= set(range(_number(config, _DENSE_AT_FIRST)))
-        return cls(count, active, width, shared, len(dense))
-
-
-def _number(config: Mapping[str, Any], names: Iterable[str]) -> int:
-    """The value of a setting that model families name differently; 0 if there is none."""
-    return next((int(config[name]) for name in names if config.get(name)), 0)
-
-
-def _size(config: Mapping[str, Any], name: str) -> int:
-    """Read a size; raises KeyError if it is missing, ValueError if it is no whole number > 0."""
-    size = config[name]
-    if not isinstance(size, int) or size < 1:
-        raise ValueError(f"{name} is {size!r:.80}")
-    return size
+"""Settings of models that are not counted here: with recurrent layers, or with two sizes of MLPs,
+as Llama 4."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +27,11 @@ class ModelShape:
     """Sizes of a decoder with gated MLPs and full attention.
 
     Attributes:
+        head_dim: size of a head's queries and keys.
         intermediate: size of a dense layer's MLP.
         experts: of the layers that have them; None for a dense model.
         tied: the output head has the weights of the embedding.
+        latent: of latent attention, which has as many heads of K/V as of queries; None without.
     """
 
     layers: int
@@ -94,6 +43,7 @@ class ModelShape:
     vocabulary: int
     experts: Experts | None = None
     tied: bool = False
+    latent: Latent | None = None
 
     @classmethod
     def from_directory(cls, model: Path) -> Self:
@@ -122,23 +72,36 @@ class ModelShape:
         config = config.get("text_config") or config
         if uncounted := [name for name in _UNCOUNTED if config.get(name)]:
             raise ValueError(f"it has {uncounted[0]}")
-        heads = _size(config, "num_attention_heads")
+        heads, latent = size_of(config, "num_attention_heads"), Latent.of_config(config)
+        head_dim = config.get("head_dim") or config["hidden_size"] // heads
+        if latent is not None:
+            head_dim = size_of(config, "qk_nope_head_dim") + latent.rotated
         return cls(
-            layers=_size(config, "num_hidden_layers"),
-            hidden=_size(config, "hidden_size"),
+            layers=size_of(config, "num_hidden_layers"),
+            hidden=size_of(config, "hidden_size"),
             heads=heads,
-            kv_heads=_size({"num_key_value_heads": heads} | config, "num_key_value_heads"),
-            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
-            intermediate=_size(config, "intermediate_size"),
-            vocabulary=_size(config, "vocab_size"),
+            kv_heads=size_of({"num_key_value_heads": heads} | config, "num_key_value_heads"),
+            head_dim=head_dim,
+            intermediate=size_of(config, "intermediate_size"),
+            vocabulary=size_of(config, "vocab_size"),
             experts=Experts.of_config(config),
             tied=bool(config.get("tie_word_embeddings", False)),
+            latent=latent,
         )
+
+    @property
+    def value_dim(self) -> int:
+        """Size of a head's values."""
+        return self.latent.value_dim if self.latent else self.head_dim
 
     @property
     def kv_operations(self) -> int:
         """Operations of one layer's key and value projections for one token."""
-        return 2 * 2 * self.kv_heads * self.head_dim * self.hidden
+        if self.latent is None:
+            return 2 * 2 * self.kv_heads * self.head_dim * self.hidden
+        rank, rotated = self.latent.rank, self.latent.rotated
+        made = self.heads * (self.head_dim - rotated + self.value_dim)
+        return 2 * (self.hidden * (rank + rotated) + rank * made)
 
     @property
     def layer_operations(self) -> int:
@@ -155,7 +118,7 @@ class ModelShape:
     @property
     def pair_operations(self) -> int:
         """Operations of one layer's attention for one pair of tokens: dot product and sum."""
-        return 2 * 2 * self.heads * self.head_dim
+        return 2 * self.heads * (self.head_dim + self.value_dim)
 
     @property
     def routed_operations(self) -> int:
@@ -196,7 +159,9 @@ class ModelShape:
 
     @property
     def _attention_operations(self) -> int:
-        return self.kv_operations + 2 * 2 * self.heads * self.head_dim * self.hidden
+        queries, rank = self.heads * self.head_dim, self.latent.query_rank if self.latent else 0
+        made = rank * (self.hidden + queries) if rank else self.hidden * queries
+        return self.kv_operations + 2 * (made + self.heads * self.value_dim * self.hidden)
 
     @property
     def _sparse_operations(self) -> int:

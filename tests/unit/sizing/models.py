@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from sglang_prefill_ext.sizing.device import DEVICES
 from sglang_prefill_ext.sizing.forward import Serving
-from sglang_prefill_ext.sizing.model import Experts, ModelShape
+from sglang_prefill_ext.sizing.layer_sizes import Experts
+from sglang_prefill_ext.sizing.model import ModelShape
 from sglang_prefill_ext.sizing.shape import Shape
 
 DENSE = {

@@ -16,7 +16,8 @@ from sglang_prefill_ext.sizing.forward import (
     packed_bytes,
     packed_operations,
 )
-from sglang_prefill_ext.sizing.model import Experts, ModelShape
+from sglang_prefill_ext.sizing.layer_sizes import Experts
+from sglang_prefill_ext.sizing.model import ModelShape
 from sglang_prefill_ext.sizing.shape import Shape
 from tests.unit.sizing.models import DENSE, SPARSE, servings, shapes
 

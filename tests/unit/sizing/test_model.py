@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file
 
 from sglang_prefill_ext.errors import ConfigError
-from sglang_prefill_ext.sizing.model import Experts, ModelShape
+from sglang_prefill_ext.sizing.layer_sizes import Experts
+from sglang_prefill_ext.sizing.model import ModelShape
 
 # One layer, hidden 4, two heads of 3 sharing one key/value head, MLP 5, 7 tokens.
 SMALL = ModelShape(
@@ -113,11 +116,23 @@ def test_experts_are_read_from_the_configuration(
     assert _read(tmp_path, **config).experts == experts
 
 
+@pytest.mark.parametrize("preset", ["deepseek-v2", "deepseek-v3", "glm4-moe-lite"])
+def test_weights_of_latent_attention_are_those_of_the_model(
+    preset: str, model_dir: Callable[[str], Path]
+) -> None:
+    shape = ModelShape.from_directory(model_dir(preset))
+    weights = load_file(model_dir(preset) / "model.safetensors")
+    of_layers = [each for name, each in weights.items() if ".layers." in name and each.ndim > 1]
+    assert shape.weights == sum(each.size for each in of_layers)
+    assert (shape.head_dim, shape.value_dim, shape.kv_heads) == (48, 24, 4)
+    assert shape.pair_operations == 2 * 4 * (48 + 24)
+
+
 def test_what_cannot_be_counted_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no config\.json; name a local directory"):
         ModelShape.from_directory(tmp_path)
-    with pytest.raises(ConfigError, match="it has kv_lora_rank"):
-        _read(tmp_path, kv_lora_rank=512)
+    with pytest.raises(ConfigError, match="v_head_dim is 0"):
+        _read(tmp_path, kv_lora_rank=512, qk_rope_head_dim=64, v_head_dim=0)
     with pytest.raises(ConfigError, match="it has interleave_moe_layer_step"):
         _read(tmp_path, interleave_moe_layer_step=2)
     for name, size in (

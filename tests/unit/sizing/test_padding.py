@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sglang_prefill_ext.sizing.forward import expected_padded_rows, padded_ratio
-from sglang_prefill_ext.sizing.model import Experts
+from sglang_prefill_ext.sizing.layer_sizes import Experts
 
 
 @pytest.mark.parametrize("block", [16, 64, 128])
