@@ -1,5 +1,7 @@
 """Every error that this package raises on purpose."""
 
+import math
+
 
 class PrefillExtError(Exception):
     """Base of all errors of sglang-prefill-ext."""
@@ -44,6 +46,10 @@ class ServerBusyError(PrefillExtError):
     """Too much waits already (HTTP 429); retry after `retry_after_s` seconds, 0: unknown."""
 
     retry_after_s: float = 0.0
+
+    def retry_header(self) -> dict[str, str]:
+        """HTTP's header that says when: in whole seconds, at least 1."""
+        return {"Retry-After": str(max(1, math.ceil(self.retry_after_s)))}
 
 
 class DeadlineExceededError(PrefillExtError):

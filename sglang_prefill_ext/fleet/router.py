@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hmac
 import logging
-import math
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -161,7 +160,7 @@ def _error_response(error: PrefillExtError) -> Response:
     }
     headers = dict(READS_ARRAYS)
     if isinstance(error, ServerBusyError):
-        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+        headers |= error.retry_header()
     return Response(msgspec.json.encode(body), status, headers, JSON)
 
 

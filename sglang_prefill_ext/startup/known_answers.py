@@ -6,7 +6,7 @@ this device, and a weight update changes none of these. The prefix cache is not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -36,9 +36,6 @@ _SEED = 20
 # Tokens of prefix and suffixes of each request if all have `MOST_TOKENS`. The first two share a
 # forward. The last one takes two, and so holds the K/V of its prefix in between.
 _SHAPES = ((47, (1, 5, 30)), (0, (1, 7, 69)), (211, (2, 27)))
-
-Agree = Callable[[list[float]], list[float]]
-"""The largest of each number over all tensor-parallel ranks."""
 
 
 def known_requests(

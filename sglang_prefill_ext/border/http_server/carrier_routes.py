@@ -20,7 +20,7 @@ from sglang_prefill_ext.attach import carrier
 from sglang_prefill_ext.attach.carrier import EngineState, Offer, PartAnswer, Reranking
 from sglang_prefill_ext.attach.engine import result_of
 from sglang_prefill_ext.border.http_server.fast_route import refusal
-from sglang_prefill_ext.border.model.capability import encoder_traits
+from sglang_prefill_ext.border.model.model_classes import encoder_traits
 from sglang_prefill_ext.border.tokenizer_manager.attached import AttachableEngine
 from sglang_prefill_ext.errors import PackingError, RequestError
 from sglang_prefill_ext.frontend.ask_processes import Turns

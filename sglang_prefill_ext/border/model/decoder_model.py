@@ -16,14 +16,9 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
 from torch import Tensor
 
-from sglang_prefill_ext.border.model.capability import (
-    POSITIONS_FROM_1,
-    RESIDUAL_ON_BATCH,
-    attention_layers,
-    head_shape,
-    text_part,
-)
+from sglang_prefill_ext.border.model.capability import attention_layers, head_shape, text_part
 from sglang_prefill_ext.border.model.expert_settings import expert_settings
+from sglang_prefill_ext.border.model.model_classes import POSITIONS_FROM_1, RESIDUAL_ON_BATCH
 from sglang_prefill_ext.border.model.packed_batch import (
     Adapters,
     PackedAttentionBackend,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,13 +13,10 @@ from sglang.srt.model_executor.forward_batch_info import (
     ForwardBatch,
     ForwardMode,
 )
-from sglang.srt.models.deepseek_common.attention_backend_handler import AttentionBackendRegistry
-from sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods import (
-    AttnForwardMethod,
-)
 from torch import Tensor
 
-from sglang_prefill_ext.attention.inputs import AttentionVariant, HeldKV, Latents, LayerInputs
+from sglang_prefill_ext.attention.inputs import AttentionVariant, LayerInputs
+from sglang_prefill_ext.border.model.latent_attention import LATENT_BACKEND, queries_and_latents
 from sglang_prefill_ext.errors import PackedForwardError
 from sglang_prefill_ext.forward.upload import upload
 
@@ -69,26 +65,6 @@ def packed_batch_of(
     )
 
 
-_NAME = "prefill_only"
-
-
-def _with_all_heads(_attention: object, _batch: object) -> AttnForwardMethod:
-    """Latent attention makes K/V of all heads: less work for new tokens than to absorb them."""
-    return AttnForwardMethod.MHA
-
-
-AttentionBackendRegistry.register(_NAME, _with_all_heads)
-
-
-def _keys_and_values(
-    layer: Any, batch: PackedForwardBatch, compressed: Tensor, rotated: Tensor
-) -> HeldKV:
-    """`Latents.expand` of a layer."""
-    heads = layer.kv_b_proj(compressed)[0].view(len(compressed), layer.num_local_heads, -1)
-    k_nope, v = heads.split([layer.qk_nope_head_dim, layer.v_head_dim], dim=-1)
-    return layer._concat_and_cast_mha_k(k_nope, rotated, batch), v
-
-
 class PackedAttentionBackend(AttentionBackend):  # type: ignore[misc]
     """SGLang's attention backend for packed forwards; ignores `save_kv_cache` and writes no slot.
 
@@ -103,30 +79,17 @@ class PackedAttentionBackend(AttentionBackend):  # type: ignore[misc]
 
     def __init__(self, stock: Any, last_layer: int | None) -> None:
         self._last_layer = last_layer
-        self.prefill_attention_backend_str = _NAME
+        self.prefill_attention_backend_str = LATENT_BACKEND
         self.token_to_kv_pool = stock.token_to_kv_pool
         self.req_to_token_pool = stock.req_to_token_pool
 
     def prepare_prefill_qkv(
-        self,
-        q: Tensor,
-        q_pe: Tensor,
-        kv_a: Tensor,
-        k_pe: Tensor,
-        positions: Tensor,
-        layer: Any,
-        forward_batch: PackedForwardBatch,
+        self, *, layer: Any, forward_batch: PackedForwardBatch, **inputs: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Make queries, keys and values of a layer with latent attention, and write no slot.
-
-        SGLang's own way is the same, but it also writes latents to the KV pool.
-        """
-        if layer.rotary_emb is not None:
-            q_pe, k_pe = layer.rotary_emb(positions, q_pe, k_pe)
-        q[..., layer.qk_nope_head_dim :] = q_pe
-        expand = partial(_keys_and_values, layer, forward_batch)
-        forward_batch.latents = Latents(kv_a, k_pe, expand)
-        return q, *expand(kv_a, k_pe)
+        """Make queries, keys and values of a layer with latent attention, and note the latents."""
+        q, latents = queries_and_latents(layer, forward_batch, **inputs)
+        forward_batch.latents = latents
+        return q, *latents.expand(latents.compressed, latents.rotated)
 
     def forward_extend(
         self,

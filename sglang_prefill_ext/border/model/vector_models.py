@@ -11,8 +11,8 @@ from sglang.srt.layers.pooler import CrossEncodingPooler
 from torch import Tensor
 
 from sglang_prefill_ext.attention.inputs import LayerInputs
-from sglang_prefill_ext.border.model.capability import ENCODER_ARCHITECTURES, encoder_traits
 from sglang_prefill_ext.border.model.decoder_model import SglangModel
+from sglang_prefill_ext.border.model.model_classes import ENCODER_ARCHITECTURES, encoder_traits
 from sglang_prefill_ext.border.model.packed_batch import PackedForwardBatch
 from sglang_prefill_ext.errors import PackedForwardError
 from sglang_prefill_ext.forward.model import Overrides

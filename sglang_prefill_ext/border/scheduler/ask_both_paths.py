@@ -18,13 +18,12 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from torch import Tensor
 
 from sglang_prefill_ext.border.model.decoder_model import SglangModel
+from sglang_prefill_ext.border.scheduler.ranks import Ranks
 from sglang_prefill_ext.forward.executor import PackedExecutor
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
-from sglang_prefill_ext.scheduling.forwards import AfterFailure
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache
 from sglang_prefill_ext.startup.answer_check import AnswerCheck, Matrix, gaps, tolerance_of
 from sglang_prefill_ext.startup.known_answers import (
-    Agree,
     known_requests,
     lengths_of,
     packed_answers,
@@ -43,19 +42,17 @@ def compare_paths(
     executor: PackedExecutor,
     budget: ForwardBudget,
     slots: PrefixCache,
-    agree: Agree,
-    after_failure: AfterFailure,
+    ranks: Ranks,
 ) -> AnswerCheck:
     """Compare both paths of a scheduler that has served nothing yet; leaves its pools unchanged.
 
-    If either path raises, and `after_failure` does not, all answers count as different.
+    If either path raises, and another forward can follow, all answers count as different.
 
     Args:
         budget: of a packed forward.
         slots: gives room for a prefix between two packed forwards.
-        agree: makes all ranks come to the same result.
-        after_failure: see `AfterFailure`. Without it, a rank that fails alone would ask the others
-            for their results while they wait for it in the middle of a forward.
+        ranks: come to the same result. A rank that fails alone ends, as it would ask the others for
+            their results while they wait for it in the middle of a forward.
     """
     begin_s = time.perf_counter()
     vectors, runner = model.vector_width > 0, scheduler.tp_worker.model_runner
@@ -78,16 +75,16 @@ def compare_paths(
             ]
         )
         noise = _noise(scheduler, model, requests, stock)
-        packed = _joined(packed_answers(executor, requests, budget, slots, after_failure))
+        packed = _joined(packed_answers(executor, requests, budget, slots, ranks.require_usable))
         apart = gaps(stock, packed, vectors=vectors)
     except Exception as error:
         logger.exception("Prefill-only serving: the known prompts could not be answered")
-        after_failure(error)
+        ranks.require_usable(error)
         apart = np.full((len(prompts), 1), math.inf)
     dtype = str(model.dtype).removeprefix("torch.")
     quantised = bool(runner.model_config.quantization) or runner.kv_cache_dtype != runner.dtype
     largest, medians = apart.max(axis=1).tolist(), np.median(apart, axis=1).tolist()
-    noise, *agreed = agree([noise, *largest, *medians])
+    noise, *agreed = ranks.largest([noise, *largest, *medians])
     return AnswerCheck(
         prompts,
         tuple(agreed[: len(prompts)]),

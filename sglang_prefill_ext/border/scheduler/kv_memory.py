@@ -117,14 +117,20 @@ def plain_pool(runner: Any, heads: HeadShape) -> SglangPool | None:
     A plain pool holds K/V of all layers, or latents, in the model's dtype, with one row a token.
     """
     pool = runner.token_to_kv_pool
-    if type(pool) is MLATokenToKVPool and pool.dtype == runner.dtype:
-        return SglangLatentPool(pool, heads, runner.dtype)
-    is_plain = (
-        type(pool) is MHATokenToKVPool
-        and pool.kv_cache_layout == "nhd"
-        and pool.dtype == runner.dtype
-    )
-    return SglangPool(pool) if is_plain else None
+    plain: SglangPool | None = None
+    if type(pool) is MLATokenToKVPool and not _adapts_latents(runner.lora_manager):
+        plain = SglangLatentPool(pool, heads, runner.dtype)
+    elif type(pool) is MHATokenToKVPool and pool.kv_cache_layout == "nhd":
+        plain = SglangPool(pool)
+    return plain if plain and pool.dtype == runner.dtype else None
+
+
+def _adapts_latents(adapters: Any) -> bool:
+    """Whether LoRA adapters change how K/V are made of latents.
+
+    They are applied to all tokens of a forward, and held latents are none of these.
+    """
+    return adapters is not None and "kv_b_proj" in adapters.target_modules
 
 
 def room_in(pool: KVPool, scheduler: Any) -> Room:

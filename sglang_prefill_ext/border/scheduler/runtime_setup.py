@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from itertools import chain
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from sglang.srt.model_executor.cuda_graph_config import cuda_graph_fully_disabled
-from torch.distributed import ReduceOp
 
 from sglang_prefill_ext.border.model.alignment_setup import set_up_alignments
 from sglang_prefill_ext.border.model.capability import declined_reason
@@ -22,12 +18,13 @@ from sglang_prefill_ext.border.scheduler.ask_both_paths import compare_paths, re
 from sglang_prefill_ext.border.scheduler.kv_memory import room_in
 from sglang_prefill_ext.border.scheduler.packed_work import RuntimeSetup, answering
 from sglang_prefill_ext.border.scheduler.radix import prefix_cache_of, shares_prefixes
+from sglang_prefill_ext.border.scheduler.ranks import Ranks
 from sglang_prefill_ext.config import PrefillOnlyConfig, Switch
 from sglang_prefill_ext.forward.attention_choice import resolve_attention, way_of_all_ranks
 from sglang_prefill_ext.forward.calibration import Calibration, calibrate
-from sglang_prefill_ext.forward.device import require_usable
 from sglang_prefill_ext.forward.executor import PackedExecutor
 from sglang_prefill_ext.forward.graphs.plan import GraphUse
+from sglang_prefill_ext.forward.graphs.weights import look_at_weights
 from sglang_prefill_ext.forward.kv_pool import PrivateSlots, Room
 from sglang_prefill_ext.forward.memory import free_bytes, readout_bytes
 from sglang_prefill_ext.process.stages import STARTUP
@@ -40,8 +37,6 @@ from sglang_prefill_ext.startup.compile_ahead import compile_ahead
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
 logger = logging.getLogger(__name__)
-
-_Number = TypeVar("_Number", int, float)
 
 
 def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
@@ -77,8 +72,8 @@ def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
         )
     policy = policy_of(config, measured.budget, measured.launch_tokens, measured.graphs)
     cache = prefix_cache_of(scheduler, config, room) if executor.causal else None
-    usable = partial(require_usable, device, _ranks(scheduler))
-    runtime = PackedRuntime(executor, answer, policy, cache=cache, after_failure=usable)
+    after_failure = Ranks(scheduler).require_usable
+    runtime = PackedRuntime(executor, answer, policy, cache=cache, after_failure=after_failure)
     return RuntimeSetup(
         *(runtime, executor.graph_use, experts, executor.widths, check, measured.tokens_per_s),
         after_update=look_at_weights(runner.model, executor),
@@ -97,16 +92,16 @@ def _set_up_executor(
     """
     stream = scheduler.forward_stream_ctx if scheduler.enable_overlap else None
     model = model_of(scheduler.tp_worker.model_runner, stream)
-    agree = partial(_largest_of_all_ranks, scheduler)
-    asked = way_of_all_ranks(resolve_attention(config.attention, model), agree)
+    ranks = Ranks(scheduler)
+    asked = way_of_all_ranks(resolve_attention(config.attention, model), ranks.largest)
     room = room_in(model.pool, scheduler)
     STARTUP.mark("kernels")
-    ways = attempts(asked, _graph_tokens(scheduler, config, model))
+    ways = attempts(asked, _graph_tokens(ranks, config, model))
     for attempt in ways:
         try:
             executor, measured, check = _tried(scheduler, config, model, room, attempt, most_bytes)
         except Exception:
-            if attempt is ways[-1] or _ranks(scheduler) > 1:
+            if attempt is ways[-1] or ranks.count > 1:
                 raise
             logger.exception("Prefill-only serving: forwards fail with %s", attempt.described)
             continue
@@ -131,10 +126,10 @@ def _tried(
     most_bytes: int | None,
 ) -> tuple[PackedExecutor, Calibration, AnswerCheck | None]:
     """Measure forwards of one attempt, compile kernels, and compare the paths if asked for."""
-    agree = partial(_largest_of_all_ranks, scheduler)
+    ranks = Ranks(scheduler)
     free = free_bytes(model.device)
     own = free if most_bytes is None else min(free, most_bytes)
-    (too_much,) = agree([-own])
+    (too_much,) = ranks.largest([-own])
     readout = readout_bytes(config.readout_chunk_mib, model.device.type, -too_much)
     executor = PackedExecutor(
         model,
@@ -146,7 +141,7 @@ def _tried(
         executor,
         model.device,
         config.max_forward_tokens,
-        agree,
+        ranks.largest,
         most_bytes,
         graph_tokens=attempt.graph_tokens,
     )
@@ -159,44 +154,14 @@ def _tried(
     STARTUP.mark("rehearsal")
     check = None
     if config.known_answers is Switch.ON:
-        usable = partial(require_usable, model.device, _ranks(scheduler))
-        check = compare_paths(scheduler, model, executor, measured.budget, slots, agree, usable)
+        check = compare_paths(scheduler, model, executor, measured.budget, slots, ranks)
         STARTUP.mark("known_answers")
     return executor, measured, check
 
 
-def _ranks(scheduler: Any) -> int:
-    return torch.distributed.get_world_size(scheduler.tp_cpu_group)
-
-
-def _largest_of_all_ranks(scheduler: Any, numbers: list[_Number]) -> list[_Number]:
-    tensor = torch.tensor(numbers)
-    torch.distributed.all_reduce(tensor, ReduceOp.MAX, group=scheduler.tp_cpu_group)
-    return tensor.tolist()
-
-
-def look_at_weights(model: torch.nn.Module, executor: PackedExecutor) -> Callable[[], None]:
-    """Return a function that ends replays if the address of any weight has changed since this call.
-
-    Graphs read weights at the addresses of their capture. SGLang mostly overwrites weights in
-    place, but allocates some anew, such as those that it quantises.
-    """
-
-    def places() -> list[int]:
-        return [each.data_ptr() for each in chain(model.parameters(), model.buffers())]
-
-    captured = places()
-
-    def look() -> None:
-        if places() != captured:
-            executor.stop_replays("an update has put weights elsewhere in memory")
-
-    return look
-
-
-def _graph_tokens(scheduler: Any, config: PrefillOnlyConfig, model: SglangModel) -> int:
+def _graph_tokens(ranks: Ranks, config: PrefillOnlyConfig, model: SglangModel) -> int:
     """Tokens of the largest graph that is asked for; 0 for none."""
     return config.graph_tokens(
         on_cuda=model.device.type == "cuda" and not cuda_graph_fully_disabled(),
-        ranks=_ranks(scheduler),
+        ranks=ranks.count,
     )

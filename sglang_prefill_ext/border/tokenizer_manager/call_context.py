@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -175,9 +174,7 @@ def with_status(error: PrefillExtError, context: CallContext) -> HTTPException:
         context: of the call that ends with it.
     """
     end = end_by(error)
-    headers = None
-    if isinstance(error, ServerBusyError):
-        headers = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+    headers = error.retry_header() if isinstance(error, ServerBusyError) else None
     answer: HTTPException = _WITH_STATUS[end.error](end.http, str(error), headers)
     vars(answer).update(vars(error))
     context.end_with(answer)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from sglang.srt.managers.io_struct import EmbeddingReqInput
 
-from sglang_prefill_ext.border.model.capability import reads_places
+from sglang_prefill_ext.border.model.model_classes import reads_places
 from sglang_prefill_ext.border.tokenizer_manager.call_context import CallContext, call_with, counted
 from sglang_prefill_ext.border.tokenizer_manager.call_records import CallRecord
 from sglang_prefill_ext.border.tokenizer_manager.embed_request import embed_call_of

@@ -16,7 +16,7 @@ from sglang_prefill_ext.border.messages import (
     PackedStatusReq,
     PackedStatusResult,
 )
-from sglang_prefill_ext.border.model.capability import encoder_traits
+from sglang_prefill_ext.border.model.model_classes import encoder_traits
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.frontend.ask_processes import Questions
 from sglang_prefill_ext.frontend.exchange import PackedExchange

@@ -6,7 +6,7 @@ from typing import Any
 
 from sglang.srt.managers.io_struct import GenerateReqInput
 
-from sglang_prefill_ext.border.model.capability import encoder_traits, reads_places
+from sglang_prefill_ext.border.model.model_classes import encoder_traits, reads_places
 from sglang_prefill_ext.border.tokenizer_manager.frontend_link import embedding_kind, embedding_rows
 from sglang_prefill_ext.border.tokenizer_manager.override_hooks import (
     check_input_embeds,

@@ -14,7 +14,7 @@ from sglang_prefill_ext.border.http_server.fast_route import restore
 from sglang_prefill_ext.border.http_server.own_routes import add_gc_route, add_routes, application
 from sglang_prefill_ext.border.http_server.packed_routes import shorten_routes
 from sglang_prefill_ext.border.messages import GcReq, PackedRowsResults, PackedStatusResult
-from sglang_prefill_ext.border.model.capability import encoder_traits
+from sglang_prefill_ext.border.model.model_classes import encoder_traits
 from sglang_prefill_ext.border.tokenizer_manager.attached import AttachableEngine, accept_frontends
 from sglang_prefill_ext.border.tokenizer_manager.call_records import CallRecords
 from sglang_prefill_ext.border.tokenizer_manager.frontend_link import (

@@ -52,14 +52,12 @@ from transformers import (  # noqa: E402
 
 from sglang_prefill_ext.border.cpu.cpu_platform import capped_on_host  # noqa: E402
 from sglang_prefill_ext.border.cpu.latent_attention import over_latents  # noqa: E402
-from sglang_prefill_ext.border.model.capability import (  # noqa: E402
+from sglang_prefill_ext.border.model.capability import attention_layers, declined_reason, text_part  # noqa: E402
+from sglang_prefill_ext.border.model.decoder_model import SglangModel  # noqa: E402
+from sglang_prefill_ext.border.model.model_classes import (  # noqa: E402
     ENCODER_ARCHITECTURES,
     VECTOR_ARCHITECTURES,
-    attention_layers,
-    declined_reason,
-    text_part,
 )
-from sglang_prefill_ext.border.model.decoder_model import SglangModel  # noqa: E402
 from sglang_prefill_ext.border.model.vector_models import SglangVectorModel  # noqa: E402
 from sglang_prefill_ext.forward.executor import PackedExecutor  # noqa: E402
 from sglang_prefill_ext.forward.kv_pool import (  # noqa: E402

@@ -429,11 +429,15 @@ def caches_if_changed() -> dict[str, bool]:
         token_to_kv_pool=MLATokenToKVPool(SLOTS, 1, torch.float32, 4, 2, 1, "cpu", False),
         dtype=torch.float32,
         canary_manager=None,
+        lora_manager=None,
     )
+    adapters = SimpleNamespace(target_modules={"kv_b_proj"})
+    adapted = SimpleNamespace(**vars(latents) | {"lora_manager": adapters})
     windowed = SimpleNamespace(token_to_kv_pool=window_pool, dtype=torch.float32)
     return {
         "plain": cached(plain),
         "latents": cached(plain, tp_worker=SimpleNamespace(model_runner=latents)),
+        "adapted_latents": cached(plain, tp_worker=SimpleNamespace(model_runner=adapted)),
         "disabled": cached(Memory(1, PrefixCaching.ALWAYS, disable=True)),
         "hierarchical": cached(plain, enable_hierarchical_cache=True),
         "other_precision": cached(plain, tp_worker=SimpleNamespace(model_runner=other_dtype)),

@@ -54,6 +54,7 @@ def test_only_plain_trees_and_pools_are_used(report: dict[str, Any]) -> None:
     assert report["caches"] == {
         "plain": True,
         "latents": True,
+        "adapted_latents": False,
         "disabled": False,
         "hierarchical": False,
         "other_precision": False,

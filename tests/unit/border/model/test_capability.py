@@ -12,11 +12,8 @@ from sglang.srt.layers.sparse_pooler import SparsePooler
 from sglang.srt.models.bert import BertModel
 from torch import nn
 
-from sglang_prefill_ext.border.model.capability import (
-    declined_reason,
-    encoder_traits,
-    reads_places,
-)
+from sglang_prefill_ext.border.model.capability import declined_reason
+from sglang_prefill_ext.border.model.model_classes import encoder_traits, reads_places
 from sglang_prefill_ext.frontend.packed_path import EncoderTraits
 
 LINEAR = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")

@@ -100,7 +100,8 @@ class Tries:
 
         self.graph_use = GraphUse()
         monkeypatch.setattr(runtime_setup, "_tried", tried)
-        monkeypatch.setattr(torch.distributed, "get_world_size", lambda _group: ranks)
+        together = SimpleNamespace(count=ranks, largest=lambda numbers: numbers)
+        monkeypatch.setattr(runtime_setup, "Ranks", lambda _scheduler: together)
         model = SimpleNamespace(pool=None, device=torch.device("cpu"))
         monkeypatch.setattr(runtime_setup, "model_of", lambda _runner, _stream: model)
         monkeypatch.setattr(runtime_setup, "room_in", lambda _pool, _scheduler: "room")
@@ -108,14 +109,13 @@ class Tries:
             runtime_setup, "_graph_tokens", lambda _s, config, _m: config.cuda_graphs or 0
         )
         monkeypatch.setattr(runtime_setup, "resolve_attention", lambda asked, _model: asked)
-        monkeypatch.setattr(runtime_setup, "_largest_of_all_ranks", lambda _s, numbers: numbers)
 
     def forget_graphs(self) -> None:
         self.without_graphs += 1
 
     def set_up(self, **knobs: Any) -> Any:
         worker = SimpleNamespace(model_runner=None)
-        scheduler = SimpleNamespace(enable_overlap=False, tp_worker=worker, tp_cpu_group=None)
+        scheduler = SimpleNamespace(enable_overlap=False, tp_worker=worker)
         found = runtime_setup._set_up_executor(scheduler, PrefillOnlyConfig(**knobs), None)
         executor, measured, room, check = found
         assert room == "room"
@@ -178,47 +178,7 @@ def test_graphs_are_captured_where_sglang_captures_any(
     phases = CudaGraphConfig(PhaseConfig(decode), PhaseConfig(prefill))
     graph = SimpleNamespace(cuda_graph_config=phases)
     monkeypatch.setattr(cuda_graph_config, "get_exec", lambda: SimpleNamespace(graph=graph))
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda _group: 1)
     model: Any = SimpleNamespace(device=torch.device("cuda"))
-    scheduler = SimpleNamespace(tp_cpu_group=None)
-    tokens = runtime_setup._graph_tokens(scheduler, PrefillOnlyConfig(), model)
+    ranks: Any = SimpleNamespace(count=1)
+    tokens = runtime_setup._graph_tokens(ranks, PrefillOnlyConfig(), model)
     assert (tokens > 0) == captured
-
-
-# Where the weights of captured graphs are
-
-
-class Replaying:
-    """An executor that replays graphs until it gets a reason not to."""
-
-    def __init__(self) -> None:
-        self.whys: list[str] = []
-
-    def stop_replays(self, why: str) -> None:
-        self.whys.append(why)
-
-
-@torch.no_grad()
-def test_weights_that_are_overwritten_are_still_read_by_graphs() -> None:
-    executor, model = Replaying(), torch.nn.Linear(2, 3)
-    look = runtime_setup.look_at_weights(model, executor)  # type: ignore[arg-type]
-    model.weight.copy_(torch.ones(3, 2))
-    look()
-    assert executor.whys == []
-
-
-@pytest.mark.parametrize("anew", ["parameter", "data", "buffer"])
-def test_weights_that_are_made_anew_end_replays(anew: str) -> None:
-    executor, model = Replaying(), torch.nn.Linear(2, 3)
-    model.register_buffer("scale", torch.ones(1))
-    before = model.weight  # its memory stays taken
-    look = runtime_setup.look_at_weights(model, executor)  # type: ignore[arg-type]
-    if anew == "parameter":
-        model.weight = torch.nn.Parameter(before.clone())
-    elif anew == "data":
-        kept, model.bias.data = model.bias.data, model.bias.data.clone()
-        assert len(kept) == 3
-    else:
-        kept, model.scale = model.scale, torch.zeros(1)
-    look()
-    assert executor.whys == ["an update has put weights elsewhere in memory"]

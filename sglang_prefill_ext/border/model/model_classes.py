@@ -1,0 +1,140 @@
+"""The model classes that are packed, by what their code does, and what follows from a class.
+
+Tests compare the numbers of each class with stock SGLang and with Hugging Face.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from sglang_prefill_ext.frontend.packed_path import EncoderTraits
+
+RESIDUAL_ON_BATCH = frozenset(
+    {
+        "ArceeForCausalLM",
+        "DeepseekV2ForCausalLM",
+        "DeepseekV3ForCausalLM",
+        "Exaone4ForCausalLM",
+        "ExaoneMoEForCausalLM",
+        "ExaoneMoeForCausalLM",
+        "Glm4ForCausalLM",
+        "Glm4MoeForCausalLM",
+        "Glm4MoeLiteForCausalLM",
+        "GptOssForCausalLM",
+        "LlamaForCausalLM",
+        "LlamaForSequenceClassification",
+        "MellumForCausalLM",
+        "MiniMaxM2ForCausalLM",
+        "Ministral3ForCausalLM",
+        "Mistral3ForConditionalGeneration",
+        "MistralForCausalLM",
+        "MistralModel",
+        "MixtralForCausalLM",
+        "Phi3ForCausalLM",
+        "Qwen2ForCausalLM",
+        "Qwen2ForRewardModel",
+        "Qwen2ForSequenceClassification",
+        "Qwen2MoeForCausalLM",
+        "Qwen2_5_VLForConditionalGeneration",
+        "Qwen3ForCausalLM",
+        "Qwen3ForRewardModel",
+        "Qwen3ForSequenceClassification",
+        "Qwen3Model",
+        "Qwen3MoeForCausalLM",
+        "Qwen3VLForConditionalGeneration",
+    }
+)
+"""Model classes that keep the residual on the batch, so that the last layer can continue after its
+attention with the read positions alone."""
+
+RESIDUAL_IN_LAYERS = frozenset(
+    {
+        "AfmoeForCausalLM",
+        "Cohere2ForCausalLM",
+        "Cohere2MoeForCausalLM",
+        "CohereForCausalLM",
+        "Ernie4_5_ForCausalLM",
+        "Ernie4_5_MoeForCausalLM",
+        "Gemma2ForCausalLM",
+        "Gemma2ForSequenceClassification",
+        "Gemma3ForCausalLM",
+        "Gemma3ForConditionalGeneration",
+        "GraniteForCausalLM",
+        "GraniteMoeForCausalLM",
+        "GraniteMoeSWAForCausalLM",
+        "GraniteMoeSharedForCausalLM",
+        "GraniteSWAForCausalLM",
+        "HYV3ForCausalLM",
+        "LagunaForCausalLM",
+        "Olmo2ForCausalLM",
+        "OlmoForCausalLM",
+        "OlmoeForCausalLM",
+        "PhiMoEForCausalLM",
+        "StableLmForCausalLM",
+        "Starcoder2ForCausalLM",
+        "TransformersEmbeddingModel",
+        "TransformersForCausalLM",
+    }
+)
+"""Model classes whose layers add the residual or pass it on themselves, so that the last layer has
+to run on all tokens."""
+
+POSITIONS_FROM_1 = frozenset({"Gemma3ForConditionalGeneration"})
+"""Model classes in which the first token has position 1."""
+
+VECTOR_ARCHITECTURES = frozenset(
+    {
+        "Gemma2ForSequenceClassification",
+        "LlamaForCausalLM",
+        "LlamaForSequenceClassification",
+        "MistralForCausalLM",
+        "MistralModel",
+        "Qwen2ForCausalLM",
+        "Qwen2ForRewardModel",
+        "Qwen2ForSequenceClassification",
+        "Qwen2_5_VLForConditionalGeneration",
+        "Qwen3ForCausalLM",
+        "Qwen3ForRewardModel",
+        "Qwen3ForSequenceClassification",
+        "Qwen3Model",
+        "Qwen3VLForConditionalGeneration",
+        "TransformersEmbeddingModel",
+    }
+)
+"""Model classes that make a vector of the last token of every prompt: an embedding, classes, a
+reward."""
+
+ENCODER_ARCHITECTURES = frozenset(
+    {
+        "BertForSequenceClassification",
+        "BertModel",
+        "XLMRobertaForSequenceClassification",
+        "XLMRobertaModel",
+    }
+)
+"""Bidirectional model classes; they make a vector of the first token of every prompt."""
+
+POOLED_AT_PLACES = frozenset({"Qwen2ForSequenceClassification", "Qwen3ForSequenceClassification"})
+"""Model classes whose heads can read any token of a prompt (`score_and_pool`). SGLang also counts
+Llama's head among them, but that always reads the last token."""
+
+
+def reads_places(architectures: Collection[str]) -> bool:
+    """Return whether a model of these classes can make a vector of any token of a prompt."""
+    return bool(architectures) and POOLED_AT_PLACES.issuperset(architectures)
+
+
+def encoder_traits(config: Any) -> EncoderTraits | None:
+    """Return what a front end must know of the model of a `ModelConfig`; None if no encoder."""
+    architectures, hf_config = config.hf_config.architectures or [], config.hf_config
+    if not architectures or not ENCODER_ARCHITECTURES.issuperset(architectures):
+        return None
+    longest, has_head = hf_config.max_position_embeddings, "ForSequence" in architectures[0]
+    if architectures[0].startswith("XLMRoberta"):
+        longest -= hf_config.pad_token_id + 1  # positions begin after that of padding
+    return EncoderTraits(
+        token_types=hf_config.type_vocab_size,
+        longest_prompt=longest,
+        makes_numbers=has_head and hf_config.num_labels == 1,
+    )

@@ -1,0 +1,44 @@
+"""Where the weights of captured graphs are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sglang_prefill_ext.forward.graphs.weights import look_at_weights
+
+
+class Replaying:
+    """An executor that replays graphs until it gets a reason not to."""
+
+    def __init__(self) -> None:
+        self.whys: list[str] = []
+
+    def stop_replays(self, why: str) -> None:
+        self.whys.append(why)
+
+
+@torch.no_grad()
+def test_weights_that_are_overwritten_are_still_read_by_graphs() -> None:
+    executor, model = Replaying(), torch.nn.Linear(2, 3)
+    look = look_at_weights(model, executor)  # type: ignore[arg-type]
+    model.weight.copy_(torch.ones(3, 2))
+    look()
+    assert executor.whys == []
+
+
+@pytest.mark.parametrize("anew", ["parameter", "data", "buffer"])
+def test_weights_that_are_made_anew_end_replays(anew: str) -> None:
+    executor, model = Replaying(), torch.nn.Linear(2, 3)
+    model.register_buffer("scale", torch.ones(1))
+    before = model.weight  # its memory stays taken
+    look = look_at_weights(model, executor)  # type: ignore[arg-type]
+    if anew == "parameter":
+        model.weight = torch.nn.Parameter(before.clone())
+    elif anew == "data":
+        kept, model.bias.data = model.bias.data, model.bias.data.clone()
+        assert len(kept) == 3
+    else:
+        kept, model.scale = model.scale, torch.zeros(1)
+    look()
+    assert executor.whys == ["an update has put weights elsewhere in memory"]
