@@ -43,9 +43,12 @@ _MODELS = _sglang(
     qwen3.Qwen3Model
     qwen3_moe.Qwen3MoeModel
     qwen3_vl.Qwen3LLMModel
+    qwen3_vl_moe.Qwen3MoeLLMModel
     stablelm.StableLMEpochModel
     starcoder2.Starcoder2Model
     gemma3_mm.Gemma3ForConditionalGeneration
+    glm4v.Glm4vForConditionalGeneration
+    glm4v_moe.Glm4vMoeForConditionalGeneration
     mistral.Mistral3ForConditionalGeneration
     transformers.TransformersBase
     bert.BertForSequenceClassification
@@ -55,6 +58,7 @@ _MODELS = _sglang(
     llama_embedding.LlamaEmbeddingModel
     llama_reward.LlamaForSequenceClassification
     qwen2.Qwen2ForCausalLM
+    qwen2_vl.Qwen2VLForConditionalGeneration
     qwen2_5_vl.Qwen2_5_VLForConditionalGeneration
     qwen2_classification.Qwen2ForSequenceClassification
     qwen2_rm.Qwen2ForRewardModel
@@ -63,6 +67,7 @@ _MODELS = _sglang(
     qwen3_embedding.Qwen3Model
     qwen3_rm.Qwen3ForRewardModel
     qwen3_vl.Qwen3VLForConditionalGeneration
+    qwen3_vl_moe.Qwen3VLMoeForConditionalGeneration
     roberta.XLMRobertaForSequenceClassification
     roberta.XLMRobertaModel
     """,

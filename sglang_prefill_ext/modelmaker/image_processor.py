@@ -9,6 +9,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2_5_VLProcessor,
     Qwen2VLImageProcessor,
+    Qwen2VLProcessor,
     Qwen2VLVideoProcessor,
     Qwen3VLProcessor,
     Qwen3VLVideoProcessor,
@@ -23,12 +24,15 @@ def save_processor(
     parts["chat_template"] = tokenizer.chat_template
     processor: Any
     match model_type:
+        case "qwen2_vl":
+            images = Qwen2VLImageProcessor(patch_size=vision.patch_size)
+            processor = Qwen2VLProcessor(images, video_processor=Qwen2VLVideoProcessor(), **parts)
         case "qwen2_5_vl":
             images = Qwen2VLImageProcessor(patch_size=vision.patch_size)
             processor = Qwen2_5_VLProcessor(
                 images, video_processor=Qwen2VLVideoProcessor(), **parts
             )
-        case "qwen3_vl":
+        case "qwen3_vl" | "qwen3_vl_moe":
             images = Qwen2VLImageProcessor(patch_size=vision.patch_size)
             processor = Qwen3VLProcessor(images, video_processor=Qwen3VLVideoProcessor(), **parts)
         case "gemma3":

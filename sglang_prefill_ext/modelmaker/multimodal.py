@@ -12,7 +12,29 @@ _QWEN = {  # see `tokenizer.IMAGE_TOKENS`
     "image_token_id": 5,
     "video_token_id": 6,
 }
+_QWEN3_ROTARY = _ROTARY | {"mrope_section": [8, 4, 4], "mrope_interleaved": True}
+_GLM_ROTARY = _ROTARY | {"mrope_section": [2, 3, 3], "partial_rotary_factor": 0.5}
+_GLM = {
+    "image_start_token_id": 3,
+    "image_end_token_id": 4,
+    "image_token_id": 5,
+    "video_token_id": 6,
+    "vision_config": {
+        "depth": 1,
+        "hidden_size": 32,
+        "num_heads": 2,
+        "intermediate_size": 64,
+        "out_hidden_size": 128,
+        "image_size": 28,
+        "patch_size": 14,
+    },
+}
 _QWEN_VISION = {"hidden_size": 32, "num_heads": 2, "intermediate_size": 64, "out_hidden_size": 128}
+_QWEN3_VISION = _QWEN_VISION | {
+    "depth": 2,
+    "deepstack_visual_indexes": [0, 1],  # one for each layer of the text part
+    "num_position_embeddings": 16,
+}
 _VISION = {
     "hidden_size": 32,
     "num_hidden_layers": 1,
@@ -38,6 +60,20 @@ class Multimodal(NamedTuple):
 
 
 MULTIMODAL: Mapping[str, Multimodal] = {
+    "qwen2-vl": Multimodal(
+        "qwen2_vl",
+        {"rope_parameters": _ROTARY | {"mrope_section": [4, 6, 6]}},
+        {
+            **_QWEN,
+            "vision_config": {
+                "depth": 1,
+                "embed_dim": 32,
+                "hidden_size": 128,
+                "num_heads": 2,
+                "in_chans": 3,  # read by SGLang only
+            },
+        },
+    ),
     "qwen2.5-vl": Multimodal(
         "qwen2_5_vl",
         {"rope_parameters": _ROTARY | {"mrope_section": [4, 6, 6]}},
@@ -45,12 +81,31 @@ MULTIMODAL: Mapping[str, Multimodal] = {
     ),
     "qwen3-vl": Multimodal(
         "qwen3_vl",
-        {"rope_parameters": _ROTARY | {"mrope_section": [8, 4, 4], "mrope_interleaved": True}},
+        {"rope_parameters": _QWEN3_ROTARY},
+        {**_QWEN, "vision_config": _QWEN3_VISION},
+    ),
+    "qwen3-vl-moe": Multimodal(
+        "qwen3_vl_moe",
         {
-            **_QWEN,
-            "vision_config": _QWEN_VISION
-            | {"depth": 2, "deepstack_visual_indexes": [0], "num_position_embeddings": 16},
+            "rope_parameters": _QWEN3_ROTARY,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 96,  # not the hidden size, by which the layout is known
         },
+        {**_QWEN, "vision_config": _QWEN3_VISION},
+    ),
+    "glm4v": Multimodal("glm4v", {"rope_parameters": _GLM_ROTARY}, _GLM),
+    "glm4v-moe": Multimodal(
+        "glm4v_moe",
+        {
+            "rope_parameters": _GLM_ROTARY,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_shared_experts": 1,
+            "moe_intermediate_size": 128,
+            "first_k_dense_replace": 1,
+        },
+        _GLM,
     ),
     "gemma3-vl": Multimodal(
         "gemma3",

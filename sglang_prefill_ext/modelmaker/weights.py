@@ -2,6 +2,7 @@
 
 import math
 import re
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -120,18 +121,23 @@ def save_model(model: PreTrainedModel, directory: Path) -> None:
         model.save_pretrained(directory)
     finally:
         hf_logging.enable_progress_bar()
-    if model.config.model_type == "gemma3":
-        _name_vision_as_sglang(directory / "model.safetensors")
+    if older := _OLDER.get(model.config.model_type):
+        path = directory / "model.safetensors"
+        weights = dict(starmap(older, load_file(path).items()))
+        save_file(weights, path, {"format": "pt"})
 
 
-def _name_vision_as_sglang(path: Path) -> None:
-    """SGLang 0.5.23 reads the older of two names that Transformers reads."""
-    weights = load_file(path)
-    older = {
-        re.sub(r"^vision_tower\.(?!vision_model\.)", "vision_tower.vision_model.", name): each
-        for name, each in weights.items()
-    }
-    save_file(older, path, {"format": "pt"})
+def _older_name(name: str, weight: torch.Tensor) -> tuple[str, torch.Tensor]:
+    return re.sub(r"^vision_tower\.(?!vision_model\.)", "vision_tower.vision_model.", name), weight
+
+
+def _older_layout(name: str, weight: torch.Tensor) -> tuple[str, torch.Tensor]:
+    return name, weight.transpose(1, 2).contiguous() if ".experts." in name else weight
+
+
+_OLDER = {"gemma3": _older_name, "qwen3_vl_moe": _older_layout}
+"""Of two names or layouts that Transformers reads, SGLang 0.5.23 reads the older one, which
+published models have."""
 
 
 def _std(name: str, parameter: torch.Tensor, tied: bool) -> float:

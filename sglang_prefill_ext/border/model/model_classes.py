@@ -21,6 +21,8 @@ RESIDUAL_ON_BATCH = frozenset(
         "Glm4ForCausalLM",
         "Glm4MoeForCausalLM",
         "Glm4MoeLiteForCausalLM",
+        "Glm4vForConditionalGeneration",
+        "Glm4vMoeForConditionalGeneration",
         "GptOssForCausalLM",
         "LlamaForCausalLM",
         "LlamaForSequenceClassification",
@@ -36,6 +38,7 @@ RESIDUAL_ON_BATCH = frozenset(
         "Qwen2ForRewardModel",
         "Qwen2ForSequenceClassification",
         "Qwen2MoeForCausalLM",
+        "Qwen2VLForConditionalGeneration",
         "Qwen2_5_VLForConditionalGeneration",
         "Qwen3ForCausalLM",
         "Qwen3ForRewardModel",
@@ -43,6 +46,7 @@ RESIDUAL_ON_BATCH = frozenset(
         "Qwen3Model",
         "Qwen3MoeForCausalLM",
         "Qwen3VLForConditionalGeneration",
+        "Qwen3VLMoeForConditionalGeneration",
     }
 )
 """Model classes that keep the residual on the batch, so that the last layer can continue after its
@@ -93,6 +97,7 @@ VECTOR_ARCHITECTURES = frozenset(
         "Qwen2ForCausalLM",
         "Qwen2ForRewardModel",
         "Qwen2ForSequenceClassification",
+        "Qwen2VLForConditionalGeneration",
         "Qwen2_5_VLForConditionalGeneration",
         "Qwen3ForCausalLM",
         "Qwen3ForRewardModel",

@@ -43,8 +43,9 @@ def test_image_tokens_have_the_ids_of_the_configurations() -> None:
     assert len(tokenizer) == VOCABULARY
     start, end, image, video = tokenizer.convert_tokens_to_ids([*IMAGE_TOKENS.values()])
     for name, model in MULTIMODAL.items():
-        if name.startswith("qwen"):
-            names = ("vision_start", "vision_end", "image", "video")
+        if name.startswith(("qwen", "glm")):
+            around = "vision" if name.startswith("qwen") else "image"
+            names = (f"{around}_start", f"{around}_end", "image", "video")
             ids = [model.rest[f"{each}_token_id"] for each in names]
             assert ids == [start, end, image, video]
         else:
