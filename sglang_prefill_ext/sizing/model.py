@@ -47,7 +47,7 @@ class ModelShape:
 
     @classmethod
     def from_directory(cls, model: Path) -> Self:
-        """Read the `config.json` of a Qwen-, Llama-, Mistral- or Mixtral-like model.
+        """Read the `config.json` of a Qwen-, Llama-, Mistral-, Mixtral- or DeepSeek-like model.
 
         Raises:
             ConfigError: there is no such file, or it lacks a size.
@@ -59,16 +59,30 @@ class ModelShape:
                 "holds a model in Hugging Face format."
             )
         try:
-            return cls._of_config(json.loads(path.read_text()))
+            return cls.of_config(json.loads(path.read_text()))
+        except ConfigError as error:
+            raise ConfigError(f"model {str(model)!r}: {error}") from error
+        except ValueError as error:
+            raise ConfigError(f"model {str(model)!r}: config.json is no JSON ({error}).") from error
+
+    @classmethod
+    def of_config(cls, config: dict[str, Any]) -> Self:
+        """Read what a `config.json` has.
+
+        Raises:
+            ConfigError: it lacks a size, or is that of a model that cannot be counted.
+        """
+        try:
+            return cls._read(config)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ConfigError(
-                f"model {str(model)!r}: config.json is not that of a decoder that can be counted "
-                f"({type(error).__name__}: {error}); name a Qwen-, Llama-, Mistral- or "
-                "Mixtral-like model."
+                "config.json is not that of a decoder that can be counted "
+                f"({type(error).__name__}: {error}); name a Qwen-, Llama-, Mistral-, Mixtral- or "
+                "DeepSeek-like model."
             ) from error
 
     @classmethod
-    def _of_config(cls, config: dict[str, Any]) -> Self:
+    def _read(cls, config: dict[str, Any]) -> Self:
         config = config.get("text_config") or config
         if uncounted := [name for name in _UNCOUNTED if config.get(name)]:
             raise ValueError(f"it has {uncounted[0]}")
@@ -93,6 +107,11 @@ class ModelShape:
     def value_dim(self) -> int:
         """Size of a head's values."""
         return self.latent.value_dim if self.latent else self.head_dim
+
+    @property
+    def attention_width(self) -> int:
+        """Query heads times the mean size of keys and values."""
+        return self.pair_operations // 4
 
     @property
     def kv_operations(self) -> int:

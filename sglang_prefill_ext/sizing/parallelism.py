@@ -135,8 +135,7 @@ def speed(serving: Serving, ranks: int, shape: Shape) -> Speed:
     model = serving.model
     launch_s = serving.forward(_ONE_TOKEN, ranks).seconds
     whole_s = serving.forward(shape, ranks).seconds
-    width = model.pair_operations // 4
-    pair = pair_tokens(model.layers, width, model.body_operations // 2)
+    pair = pair_tokens(model.layers, model.attention_width, model.body_operations // 2)
     tokens = shape.packed_tokens + pair * shape.packed_pairs
     launches_s = forwards_of(shape.packed_tokens) * launch_s
     token_s = max(_LEAST_TOKEN_S, (whole_s - launches_s) / tokens)

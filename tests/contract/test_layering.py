@@ -80,7 +80,7 @@ LAYERS = {
     "patching": Layer("", "msgspec packaging rich"),
     "border": Layer(
         "errors config wire moe metrics process shared_device scheduling startup attention"
-        " forward texts frontend attach patching",
+        " forward texts frontend attach sizing patching",
         "sglang transformers torch numpy fastapi msgspec starlette",
         light=False,
     ),

@@ -22,10 +22,11 @@ from sglang_prefill_ext.attach.engine import result_of
 from sglang_prefill_ext.border.http_server.fast_route import refusal
 from sglang_prefill_ext.border.model.model_classes import encoder_traits
 from sglang_prefill_ext.border.tokenizer_manager.attached import AttachableEngine
-from sglang_prefill_ext.errors import PackingError, RequestError
+from sglang_prefill_ext.errors import ConfigError, PackingError, RequestError
 from sglang_prefill_ext.frontend.ask_processes import Turns
 from sglang_prefill_ext.frontend.options import RequestOptions, options_of
 from sglang_prefill_ext.frontend.worker import departure
+from sglang_prefill_ext.sizing.model import ModelShape
 
 _UNREAD = 400  # for a client that has left, so nobody reads it
 
@@ -116,7 +117,7 @@ async def _answered(
 def offer_of(app: Any, manager: Any, engine: AttachableEngine) -> Offer:
     """Return the current offer; an operator may have replaced the weights since the last one."""
     model = manager.model_config
-    heads, head_dim = model.num_attention_heads, model.head_dim
+    width, parameters = _width_and_parameters(model.hf_config)
     return Offer(
         facts=engine.facts(),
         served_name=manager.served_model_name or manager.model_path,
@@ -126,8 +127,8 @@ def offer_of(app: Any, manager: Any, engine: AttachableEngine) -> Offer:
         reranking=_reranking(app, manager),
         shows_times=manager.enable_metrics,
         num_layers=model.num_hidden_layers or 0,
-        attention_width=(heads or 0) * (head_dim or 0),
-        parameters=_parameters_of_a_token(model.hf_text_config, heads, head_dim),
+        attention_width=width,
+        parameters=parameters,
     )
 
 
@@ -158,14 +159,10 @@ def _reranking(app: Any, manager: Any) -> Reranking | None:
     return Reranking(template, serving._yes_token_id, serving._no_token_id)
 
 
-def _parameters_of_a_token(config: Any, heads: int, head_dim: int) -> int:
-    """About how many weights of the layers one token is multiplied with; 0 if unknown."""
-    hidden = getattr(config, "hidden_size", 0)
-    inner = getattr(config, "intermediate_size", 0) or 0
-    if experts := getattr(config, "num_experts_per_tok", 0):
-        inner = experts * (getattr(config, "moe_intermediate_size", 0) or inner)
-    kv_heads = getattr(config, "num_key_value_heads", heads) or heads
-    if not hidden or not inner or not heads:
-        return 0
-    attention = 2 * hidden * head_dim * (heads + kv_heads)
-    return int(getattr(config, "num_hidden_layers", 0) * (attention + 3 * hidden * inner))
+def _width_and_parameters(config: Any) -> tuple[int, int]:
+    """See `Offer`; 0 and 0 for a model that cannot be counted."""
+    try:
+        shape = ModelShape.of_config(config.to_dict())
+    except ConfigError:
+        return 0, 0
+    return shape.attention_width, shape.body_operations // 2

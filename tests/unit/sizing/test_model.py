@@ -142,7 +142,10 @@ def test_what_cannot_be_counted_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=f"{name} is {size!r}"):
             _read(tmp_path, **{name: size})
-    for broken in ("{", "{}", "[]", '{"text_config": "x"}'):
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"config\.json is no JSON"):
+        ModelShape.from_directory(tmp_path)
+    for broken in ("{}", "[]", '{"text_config": "x"}'):
         (tmp_path / "config.json").write_text(broken)
         with pytest.raises(ConfigError, match=r"config\.json is not that of a decoder"):
             ModelShape.from_directory(tmp_path)
