@@ -20,13 +20,24 @@ from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy
 
 
 class RadixTransaction:
-    """A `PrefixTransaction`: locks the matched path of the tree, and owns the reserved slots."""
+    """A `PrefixTransaction`: locks the matched path of the tree, and owns the reserved slots.
+
+    Args:
+        key: of the prefix, or of as much of it as can be held.
+        is_whole: it is of the whole prefix.
+    """
 
     def __init__(
-        self, tree: UnifiedRadixCache, room: SglangRoom, key: RadixKey, commit_tokens: int
+        self,
+        tree: UnifiedRadixCache,
+        room: SglangRoom,
+        key: RadixKey,
+        commit_tokens: int,
+        *,
+        is_whole: bool,
     ) -> None:
         self._tree, self._room = tree, room
-        self._key, self._commit_tokens = key, commit_tokens
+        self._key, self._commit_tokens, self._is_whole = key, commit_tokens, is_whole
         match = tree.match_prefix(MatchPrefixParams(key=key))
         self.cached = min(int(match.device_prefix_len), len(key))
         self._lock = tree.lock(match.last_device_node)
@@ -38,6 +49,8 @@ class RadixTransaction:
             raise
 
     def reserve(self, *, whole: bool) -> bool:
+        if whole and not self._is_whole:
+            return False
         missing = (len(self._key) if whole else self._commit_tokens) - self.cached
         if missing <= 0:
             return True
@@ -85,9 +98,10 @@ class RadixPrefixCache:
         self.capacity = room.capacity
 
     def begin(self, prefix: Int32Array, adapter: str = "", *, keep: bool) -> RadixTransaction:
-        prefix = prefix[: self.capacity]
-        commit_tokens = self._policy.tokens_to_commit(prefix, adapter, keep=keep)
-        return RadixTransaction(self._tree, self._room, _key(prefix, adapter), commit_tokens)
+        held = prefix[: self.capacity]
+        commit_tokens = self._policy.tokens_to_commit(held, adapter, keep=keep)
+        key, is_whole = _key(held, adapter), len(held) == len(prefix)
+        return RadixTransaction(self._tree, self._room, key, commit_tokens, is_whole=is_whole)
 
     def begin_private(self, num_tokens: int) -> PrivateTransaction:
         return PrivateTransaction(self._room, num_tokens)

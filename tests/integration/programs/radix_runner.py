@@ -469,6 +469,29 @@ def protected_after_a_begin_that_raises() -> int:
     raise AssertionError("begin did not raise")
 
 
+def held_at_most(most: int) -> dict[str, Any]:
+    """How a cache serves two equal prefixes of which so many tokens can be held."""
+    memory, prefix = Memory(1, PrefixCaching.ALWAYS), np.arange(40, dtype=np.int32)
+    pool = SglangPool(memory.pool)
+    pool.most_held = most
+    config = PrefillOnlyConfig(prefix_caching=PrefixCaching.ALWAYS)
+    cache: Any = prefix_cache_of(memory.scheduler, config, room_in(pool, memory.scheduler))
+    free = memory.allocator.available_size()
+    first = cache.begin(prefix, keep=False)
+    reserved = first.reserve(whole=False)
+    first.commit()
+    second = cache.begin(prefix, keep=False)
+    whole = second.reserve(whole=True)
+    second.rollback()
+    return {
+        "capacity": cache.capacity,
+        "kept": free - memory.allocator.available_size(),
+        "reserved": (reserved, whole),
+        "cached": (first.cached, second.cached, cache.cached_tokens(prefix)),
+        "protected": memory.tree.protected_size(),
+    }
+
+
 def main() -> None:
     out, model = sys.argv[1:]
     torch.set_num_threads(1)
@@ -477,6 +500,7 @@ def main() -> None:
     publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
     report: dict[str, Any] = {"caches": caches_if_changed(), "episodes": {}}
     report["protected"] = protected_after_a_begin_that_raises()
+    report["held_at_most"] = held_at_most(20)
     for page_size in (1, 16):
         for asynchronous in (False, True):
             caching = PrefixCaching.REPEATED if asynchronous else PrefixCaching.ALWAYS

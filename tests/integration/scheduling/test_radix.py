@@ -46,6 +46,16 @@ def test_the_pool_was_full_at_times(report: dict[str, Any], page_size: int) -> N
     assert report["episodes"][f"{page_size}-False"]["no_room"] > 20
 
 
+def test_no_more_of_a_prefix_is_looked_up_or_kept_than_can_be_held(report: dict[str, Any]) -> None:
+    assert report["held_at_most"] == {
+        "capacity": 20,
+        "kept": 20,
+        "reserved": [True, False],  # the second asks for the whole prefix
+        "cached": [0, 20, 20],
+        "protected": 0,
+    }
+
+
 def test_a_transaction_that_cannot_begin_locks_nothing(report: dict[str, Any]) -> None:
     assert report["protected"] == 0
 
