@@ -115,6 +115,17 @@ MIXTURES: Mapping[str, Family] = {
         scoring_func="sigmoid",
     ),
     "glm4-moe-lite": family("glm4_moe_lite", **_LATENT, q_lora_rank=48, rms_norm_eps=1e-6),
+    # SGLang has no class of its own for it, and runs that of Transformers.
+    "dots1": family(
+        "dots1",
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_shared_experts=1,
+        moe_intermediate_size=128,
+        first_k_dense_replace=1,
+        norm_topk_prob=True,
+        sliding_window=None,
+    ),
     # With attention sinks.
     "gpt-oss": family(
         "gpt_oss",

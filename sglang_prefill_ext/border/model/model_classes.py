@@ -79,6 +79,7 @@ RESIDUAL_IN_LAYERS = frozenset(
         "Starcoder2ForCausalLM",
         "TransformersEmbeddingModel",
         "TransformersForCausalLM",
+        "TransformersMoEForCausalLM",
     }
 )
 """Model classes whose layers add the residual or pass it on themselves, so that the last layer has
