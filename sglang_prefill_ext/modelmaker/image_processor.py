@@ -1,5 +1,6 @@
 """What turns images into tokens, without which SGLang starts no server for a multimodal model."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,14 @@ from transformers import (
     Qwen3VLVideoProcessor,
 )
 
+_OF_QWEN: Mapping[str, tuple[Any, Any]] = {
+    "qwen2_vl": (Qwen2VLProcessor, Qwen2VLVideoProcessor),
+    "qwen2_5_vl": (Qwen2_5_VLProcessor, Qwen2VLVideoProcessor),
+    "qwen3_vl": (Qwen3VLProcessor, Qwen3VLVideoProcessor),
+    "qwen3_vl_moe": (Qwen3VLProcessor, Qwen3VLVideoProcessor),
+}
+"""Model type -> classes of its processor and of the part of it for videos."""
+
 
 def save_processor(
     model_type: str, config: Any, tokenizer: PreTrainedTokenizerFast, directory: Path
@@ -23,25 +32,15 @@ def save_processor(
     vision, parts = config.vision_config, {"tokenizer": tokenizer}
     parts["chat_template"] = tokenizer.chat_template
     processor: Any
-    match model_type:
-        case "qwen2_vl":
-            images = Qwen2VLImageProcessor(patch_size=vision.patch_size)
-            processor = Qwen2VLProcessor(images, video_processor=Qwen2VLVideoProcessor(), **parts)
-        case "qwen2_5_vl":
-            images = Qwen2VLImageProcessor(patch_size=vision.patch_size)
-            processor = Qwen2_5_VLProcessor(
-                images, video_processor=Qwen2VLVideoProcessor(), **parts
-            )
-        case "qwen3_vl" | "qwen3_vl_moe":
-            images = Qwen2VLImageProcessor(patch_size=vision.patch_size)
-            processor = Qwen3VLProcessor(images, video_processor=Qwen3VLVideoProcessor(), **parts)
-        case "gemma3":
-            side = {"height": vision.image_size, "width": vision.image_size}
-            processor = Gemma3Processor(
-                Gemma3ImageProcessor(size=side),
-                image_seq_length=config.mm_tokens_per_image,
-                **parts,
-            )
-        case _:
-            return
+    if model_type in _OF_QWEN:
+        kind, of_videos = _OF_QWEN[model_type]
+        images = Qwen2VLImageProcessor(patch_size=vision.patch_size)
+        processor = kind(images, video_processor=of_videos(), **parts)
+    elif model_type == "gemma3":
+        side = {"height": vision.image_size, "width": vision.image_size}
+        processor = Gemma3Processor(
+            Gemma3ImageProcessor(size=side), image_seq_length=config.mm_tokens_per_image, **parts
+        )
+    else:
+        return
     processor.save_pretrained(directory)

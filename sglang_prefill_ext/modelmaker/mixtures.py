@@ -7,6 +7,14 @@ from sglang_prefill_ext.modelmaker.families import MULTIPLIERS, SLIDING, Family,
 _TWO_OF_FOUR = {"num_local_experts": 4, "num_experts_per_tok": 2}
 _NARROW_TWO_OF_FOUR = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
 _DENSE_THEN_SPARSE = {"mlp_layer_types": ["dense", "sparse"]}
+DENSE_THEN_SHARED = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 128,
+    "first_k_dense_replace": 1,
+}
+"""A dense layer, then layers with experts and a shared one."""
 _LATENT = {
     "num_key_value_heads": 4,
     "head_dim": 16,
@@ -14,11 +22,7 @@ _LATENT = {
     "qk_nope_head_dim": 32,
     "qk_rope_head_dim": 16,
     "v_head_dim": 24,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "n_shared_experts": 1,
-    "moe_intermediate_size": 128,
-    "first_k_dense_replace": 1,
+    **DENSE_THEN_SHARED,
     "moe_layer_freq": 1,  # read by SGLang only
 }
 _DEEPSEEK_YARN = {
@@ -63,11 +67,7 @@ MIXTURES: Mapping[str, Family] = {
     # A dense layer, then experts and a shared one.
     "glm4-moe": family(
         "glm4_moe",
-        n_routed_experts=4,
-        num_experts_per_tok=2,
-        n_shared_experts=1,
-        moe_intermediate_size=128,
-        first_k_dense_replace=1,
+        **DENSE_THEN_SHARED,
     ),
     # Half of a head has a position.
     "minimax-m2": family(
@@ -118,11 +118,7 @@ MIXTURES: Mapping[str, Family] = {
     # SGLang has no class of its own for it, and runs that of Transformers.
     "dots1": family(
         "dots1",
-        n_routed_experts=4,
-        num_experts_per_tok=2,
-        n_shared_experts=1,
-        moe_intermediate_size=128,
-        first_k_dense_replace=1,
+        **DENSE_THEN_SHARED,
         norm_topk_prob=True,
         sliding_window=None,
     ),

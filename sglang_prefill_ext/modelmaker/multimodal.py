@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from sglang_prefill_ext.modelmaker.families import SLIDING
+from sglang_prefill_ext.modelmaker.mixtures import DENSE_THEN_SHARED
 
 _ROTARY = {"rope_type": "default", "rope_theta": 10_000.0}
 _QWEN = {  # see `tokenizer.IMAGE_TOKENS`
@@ -97,14 +98,7 @@ MULTIMODAL: Mapping[str, Multimodal] = {
     "glm4v": Multimodal("glm4v", {"rope_parameters": _GLM_ROTARY}, _GLM),
     "glm4v-moe": Multimodal(
         "glm4v_moe",
-        {
-            "rope_parameters": _GLM_ROTARY,
-            "n_routed_experts": 4,
-            "num_experts_per_tok": 2,
-            "n_shared_experts": 1,
-            "moe_intermediate_size": 128,
-            "first_k_dense_replace": 1,
-        },
+        {"rope_parameters": _GLM_ROTARY, **DENSE_THEN_SHARED},
         _GLM,
     ),
     "gemma3-vl": Multimodal(
