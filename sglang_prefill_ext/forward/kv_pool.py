@@ -21,6 +21,12 @@ SHARE = 4
 """If a pool sets memory for forwards aside, it is one part in so many."""
 
 
+def share_of(budget: ForwardBudget) -> tuple[int, ForwardBudget]:
+    """Return the bytes that a pool sets aside, and the budget that is left to forwards."""
+    share = budget.max_bytes // SHARE
+    return share, replace(budget, max_bytes=budget.max_bytes - share)
+
+
 class KVPool(Protocol):
     """Memory for K/V of all layers, in slots of one token each.
 
@@ -83,9 +89,9 @@ class OwnPool:
         return self.capacity
 
     def set_aside(self, budget: ForwardBudget) -> ForwardBudget:
-        own_bytes = budget.max_bytes // SHARE
+        own_bytes, left = share_of(budget)
         self.capacity = own_bytes // self.bytes_per_token
-        return replace(budget, max_bytes=budget.max_bytes - own_bytes)
+        return left
 
     def is_short(self) -> bool:
         return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from sglang_prefill_ext.attention.inputs import HeldKV
 from sglang_prefill_ext.attention.way import HeadShape
-from sglang_prefill_ext.forward.kv_pool import SHARE, KVPool, OwnPool, Room
+from sglang_prefill_ext.forward.kv_pool import KVPool, OwnPool, Room, share_of
 from sglang_prefill_ext.scheduling.budget import UNLIMITED, ForwardBudget
 
 LEFT_TO_OTHERS = 16
@@ -60,9 +59,9 @@ class SglangLatentPool(SglangPool):
     def set_aside(self, budget: ForwardBudget) -> ForwardBudget:
         """See `KVPool`. Several groups of a forward may hold more together: if memory is exhausted,
         their requests run alone."""
-        held_bytes = budget.max_bytes // SHARE
+        held_bytes, left = share_of(budget)
         self.most_held = held_bytes // self._bytes_per_token
-        return replace(budget, max_bytes=budget.max_bytes - held_bytes)
+        return left
 
 
 class SglangRoom:
