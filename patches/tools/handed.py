@@ -41,12 +41,15 @@ _MODELS = _sglang(
     qwen2.Qwen2Model
     qwen2_moe.Qwen2MoeModel
     qwen3.Qwen3Model
+    qwen3_5.Qwen3_5ForCausalLM
     qwen3_moe.Qwen3MoeModel
+    qwen3_next.Qwen3NextModel
     qwen3_vl.Qwen3LLMModel
     qwen3_vl_moe.Qwen3MoeLLMModel
     stablelm.StableLMEpochModel
     starcoder2.Starcoder2Model
     gemma3_mm.Gemma3ForConditionalGeneration
+    qwen3_5.Qwen3_5ForConditionalGeneration
     glm4v.Glm4vForConditionalGeneration
     glm4v_moe.Glm4vMoeForConditionalGeneration
     mistral.Mistral3ForConditionalGeneration

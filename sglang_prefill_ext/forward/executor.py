@@ -21,7 +21,9 @@ from sglang_prefill_ext.forward.model import Model, Overrides
 from sglang_prefill_ext.forward.readers.labels import LabelReader
 from sglang_prefill_ext.forward.readers.vectors import VectorReader
 from sglang_prefill_ext.forward.upload import ForwardCompletion, upload
+from sglang_prefill_ext.layout.recurrence_plan import RecurrencePlan
 from sglang_prefill_ext.layout.tokens import ForwardLayout
+from sglang_prefill_ext.recurrent.layers import LayerRecurrence
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
 
 _CPU_CACHE_BYTES = 4 << 20
@@ -154,15 +156,20 @@ class PackedExecutor:
         reads = layout.last_layer_queries() if ends_only else layout.read_positions()
         arrays: list[NDArray[np.generic]] = [plan.token_ids.astype(np.int64)]
         arrays += [layout.positions(), reads]
+        recurrence = self._recurrence(layout, stores)
         planned = attention.host_arrays()
-        arrays += planned
+        recurrent_arrays = recurrence.host_arrays() if recurrence else ()
+        arrays += [*planned, *recurrent_arrays]
         if len(plan.override_at):
             arrays += [plan.override_at, plan.overrides]
         tokens, positions, read_at, *rest = upload(arrays, model.device)
-        overrides = rest[len(planned) :]
+        own, rest = rest[: len(planned)], rest[len(planned) :]
+        if recurrence:
+            recurrence.bind(rest[: len(recurrent_arrays)])
+        overrides = rest[len(recurrent_arrays) :]
         last_layer = model.last_layer if ends_only else None
         attend = LayerAttention(plan, attention, held, stores, last_layer, model.pool)
-        attention.bind(rest[: len(planned)], attend.page_table(model.device))
+        attention.bind(own, attend.page_table(model.device))
         run = model.prepare(
             tokens,
             positions,
@@ -172,8 +179,23 @@ class PackedExecutor:
             Overrides(*overrides) if overrides else None,
             plan.adapter,
             shortened=ends_only,
+            recur=recurrence,
         )
         return run()[: len(plan.reads)]
+
+    def _recurrence(
+        self, layout: ForwardLayout, stores: Sequence[Tensor | None]
+    ) -> LayerRecurrence | None:
+        width = self._model.conv_width
+        if not width:
+            return None
+        stored = next((at for at, slots in enumerate(stores) if slots is not None), None)
+        return LayerRecurrence(
+            RecurrencePlan(layout, width),
+            stored,
+            self._model.pool.states,
+            kernels=self._way is not AttentionWay.TORCH,
+        )
 
     def _attention(self, layout: ForwardLayout) -> Attention:
         model = self._model

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sglang_prefill_ext.attention.inputs import HeldKV
 from sglang_prefill_ext.attention.way import HeadShape
+from sglang_prefill_ext.recurrent.layers import HeldStates
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.wire.arrays import Int32Array
 
@@ -43,6 +44,10 @@ class KVPool(Protocol):
     def most_held(self) -> int:
         """Tokens of the longest prefix that a forward may read; known after `set_aside`."""
 
+    @property
+    def states(self) -> HeldStates:
+        """What recurrent layers carry behind the held prefix, of which such a pool has one."""
+
     def set_aside(self, budget: ForwardBudget) -> ForwardBudget:
         """Take what held prefixes need of the memory for forwards; return what is left to these."""
 
@@ -63,20 +68,28 @@ class OwnPool:
     """`KVPool` and `Room` for one prefix at a time; memory is allocated while slots are taken.
 
     It is used if SGLang's pool keeps K/V in another precision or layout, or fewer tokens in some
-    layers, so that packed forwards cannot write to it.
+    layers, so that packed forwards cannot write to it; and if the model has recurrent layers.
 
     Args:
         heads, dtype: of keys and values, in every layer.
         num_layers: of attention.
+        state_bytes: what recurrent layers carry behind a prefix.
     """
 
     keeps_latents = False
 
     def __init__(
-        self, heads: HeadShape, num_layers: int, dtype: torch.dtype, device: torch.device
+        self,
+        heads: HeadShape,
+        num_layers: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        state_bytes: int = 0,
     ) -> None:
         self.capacity = 0
         """Tokens; 0 before `set_aside`."""
+        self.states: HeldStates = {}
+        self._state_bytes = state_bytes
         numbers = num_layers * heads.num_key_heads * (heads.head_dim + heads.value_dim)
         self.bytes_per_token = numbers * dtype.itemsize
         self._shapes = [(heads.num_key_heads, dim) for dim in (heads.head_dim, heads.value_dim)]
@@ -90,7 +103,7 @@ class OwnPool:
 
     def set_aside(self, budget: ForwardBudget) -> ForwardBudget:
         own_bytes, left = share_of(budget)
-        self.capacity = own_bytes // self.bytes_per_token
+        self.capacity = max(0, own_bytes - self._state_bytes) // self.bytes_per_token
         return left
 
     def is_short(self) -> bool:
@@ -105,6 +118,7 @@ class OwnPool:
     def give_back(self, slots: Tensor) -> None:
         self._taken = 0
         self._layers.clear()
+        self.states.clear()
 
     def buffers(self, layer: int) -> HeldKV:
         if layer not in self._layers:

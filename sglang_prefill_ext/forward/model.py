@@ -14,11 +14,15 @@ from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.attention.way import HeadShape
 from sglang_prefill_ext.forward.kv_pool import KVPool
 from sglang_prefill_ext.forward.readers.logit_chunks import ProductHead
+from sglang_prefill_ext.recurrent.layers import DeltaInputs
 from sglang_prefill_ext.wire.sampling import Sampling
 
 Attend: TypeAlias = Callable[[int, LayerInputs], Tensor]
 """``(layer, inputs) -> [Q, H, Dv]``: attention of all tokens or, in `Model.last_layer`, of the read
 positions alone."""
+
+Recur: TypeAlias = Callable[[int, DeltaInputs], Tensor]
+"""``(layer, inputs) -> [T, HV, Dv]``: the gated delta rule of all tokens."""
 
 
 class Drawn(NamedTuple):
@@ -51,7 +55,7 @@ class Overrides:
 
 
 class Model(Protocol):
-    """A decoder or an encoder whose every layer calls `Attend` once."""
+    """A decoder or an encoder whose every layer calls `Attend` or `Recur` once."""
 
     device: torch.device
     dtype: torch.dtype
@@ -75,6 +79,8 @@ class Model(Protocol):
     last_layer: int | None
     """The last layer, if it can compute attention of the read positions alone; only the read-out
     needs its output. None if the model needs that of all positions."""
+    conv_width: int
+    """How many tokens convolutions of recurrent layers see; 0 if there are no such layers."""
     pool: KVPool
     """The pool in which held prefixes lie."""
 
@@ -92,6 +98,7 @@ class Model(Protocol):
         adapter: str = "",
         *,
         shortened: bool,
+        recur: Recur | None = None,
     ) -> Callable[[], Tensor]:
         """Prepare a packed forward that is read at R >= 1 positions; return a function to run it.
 
@@ -102,6 +109,7 @@ class Model(Protocol):
 
         Args:
             adapter: see `PackedRows`; it stays in effect until another forward is prepared.
+            recur: of recurrent layers; None if there are none.
             shortened: compute attention of `last_layer`, if it is set, at the read positions alone.
 
         Raises:

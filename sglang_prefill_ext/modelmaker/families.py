@@ -15,6 +15,17 @@ WINDOW = 32
 """Tokens; short enough that ordinary test prompts are longer than the sliding window."""
 SLIDING = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
 
+DELTA = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "full_attention_interval": 2,  # read by SGLang only
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "rms_norm_eps": 1e-2,  # states that are nearly 0 would enlarge the rounding errors
+}
+"""A layer with a gated delta rule, then one with gated attention."""
+
 
 class Family(NamedTuple):
     """One architecture in the shape that all families have here.
@@ -68,6 +79,7 @@ DENSE: Mapping[str, Family] = {
         rms_norm_eps=1e-6,
         rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
     ),
+    "qwen3.5": family("qwen3_5_text", **DELTA),
     # SGLang has no class of its own for these, and runs those of Transformers.
     "seed-oss": family("seed_oss"),
     "smollm3": family("smollm3", no_rope_layers=[1, 0]),  # the second layer has no positions

@@ -21,6 +21,8 @@ _OF_QWEN: Mapping[str, tuple[Any, Any]] = {
     "qwen2_5_vl": (Qwen2_5_VLProcessor, Qwen2VLVideoProcessor),
     "qwen3_vl": (Qwen3VLProcessor, Qwen3VLVideoProcessor),
     "qwen3_vl_moe": (Qwen3VLProcessor, Qwen3VLVideoProcessor),
+    "qwen3_5": (Qwen3VLProcessor, Qwen3VLVideoProcessor),
+    "qwen3_5_moe": (Qwen3VLProcessor, Qwen3VLVideoProcessor),
 }
 """Model type -> classes of its processor and of the part of it for videos."""
 

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 
-from sglang_prefill_ext.modelmaker.families import MULTIPLIERS, SLIDING, Family, family
+from sglang_prefill_ext.modelmaker.families import DELTA, MULTIPLIERS, SLIDING, Family, family
 
 _TWO_OF_FOUR = {"num_local_experts": 4, "num_experts_per_tok": 2}
 _NARROW_TWO_OF_FOUR = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
+_GATED_SHARED = {"shared_expert_intermediate_size": 192, "norm_topk_prob": True}
 _DENSE_THEN_SPARSE = {"mlp_layer_types": ["dense", "sparse"]}
 DENSE_THEN_SHARED = {
     "n_routed_experts": 4,
@@ -41,12 +42,10 @@ _DEEPSEEK_YARN = {
 MIXTURES: Mapping[str, Family] = {
     "qwen3-moe": family("qwen3_moe", **_NARROW_TWO_OF_FOUR, norm_topk_prob=True),
     # With a gated shared expert.
-    "qwen2-moe": family(
-        "qwen2_moe",
-        **_NARROW_TWO_OF_FOUR,
-        shared_expert_intermediate_size=192,
-        norm_topk_prob=True,
-    ),
+    "qwen2-moe": family("qwen2_moe", **_NARROW_TWO_OF_FOUR, **_GATED_SHARED),
+    # With a gated shared expert.
+    "qwen3-next": family("qwen3_next", **_NARROW_TWO_OF_FOUR, **DELTA, **_GATED_SHARED),
+    "qwen3.5-moe": family("qwen3_5_moe_text", **_NARROW_TWO_OF_FOUR, **DELTA, **_GATED_SHARED),
     # Queries and keys have a norm over all heads. Of grouped keys SGLang 0.5.23 cannot load it.
     "olmoe": family("olmoe", num_experts=4, num_experts_per_tok=2, num_key_value_heads=4),
     # A dense layer, then experts and a shared one.

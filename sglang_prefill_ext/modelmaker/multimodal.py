@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from sglang_prefill_ext.modelmaker.families import SLIDING
+from sglang_prefill_ext.modelmaker.families import DELTA, SLIDING
 from sglang_prefill_ext.modelmaker.mixtures import DENSE_THEN_SHARED
 
 _ROTARY = {"rope_type": "default", "rope_theta": 10_000.0}
@@ -36,6 +36,11 @@ _QWEN3_VISION = _QWEN_VISION | {
     "deepstack_visual_indexes": [0, 1],  # one for each layer of the text part
     "num_position_embeddings": 16,
 }
+_QWEN3_5_TEXT = {
+    **DELTA,
+    "rope_parameters": _QWEN3_ROTARY | {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.25},
+}
+_QWEN3_5 = {**_QWEN, "vision_config": _QWEN_VISION | {"depth": 2, "num_position_embeddings": 16}}
 _VISION = {
     "hidden_size": 32,
     "num_hidden_layers": 1,
@@ -94,6 +99,18 @@ MULTIMODAL: Mapping[str, Multimodal] = {
             "moe_intermediate_size": 96,  # not the hidden size, by which the layout is known
         },
         {**_QWEN, "vision_config": _QWEN3_VISION},
+    ),
+    "qwen3.5-vl": Multimodal("qwen3_5", _QWEN3_5_TEXT, _QWEN3_5),
+    "qwen3.5-vl-moe": Multimodal(
+        "qwen3_5_moe",
+        {
+            **_QWEN3_5_TEXT,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 96,
+            "shared_expert_intermediate_size": 192,
+        },
+        _QWEN3_5,
     ),
     "glm4v": Multimodal("glm4v", {"rope_parameters": _GLM_ROTARY}, _GLM),
     "glm4v-moe": Multimodal(

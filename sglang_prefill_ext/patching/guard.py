@@ -119,10 +119,12 @@ def load_owner(patch: Patch) -> type | ModuleType:
     """Import and return the class or module that a patch changes.
 
     Raises:
-        Exception: whatever the import raises; `AttributeError` if there is no such thing.
+        Exception: whatever the import raises; `ImportError` if there is no such thing.
     """
-    module = importlib.import_module(patch.module)
-    owner: type | ModuleType = getattr(module, patch.owner.rpartition(".")[2])
+    module, name = importlib.import_module(patch.module), patch.owner.rpartition(".")[2]
+    if not hasattr(module, name):
+        return importlib.import_module(patch.owner)
+    owner: type | ModuleType = getattr(module, name)
     return owner
 
 

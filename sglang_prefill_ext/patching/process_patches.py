@@ -115,6 +115,56 @@ PROCESS_PATCHES: tuple[Patch, ...] = (
         relies_on="self.current_attention_backend AttentionBackendRegistry",
         diffs=("0037-latent-attention-on-torch-native.patch",),
     ),
+    *(
+        Patch(
+            id=patch_id,
+            target=f"sglang.{target}",
+            kind=Kind.AROUND,
+            hook=f"sglang_prefill_ext.border.cpu.delta_rule:{hook}",
+            group=Group.CPU,
+            why=f"On a CPU, {symptom}.",
+            relies_on=names,
+            diffs=("0038-gated-delta-rule-on-torch.patch",),
+        )
+        for patch_id, target, hook, symptom, names in (
+            (
+                "P66",
+                "srt.layers.attention.linear.gdn_backend.GDNAttnBackend.forward_extend",
+                "prefilled",
+                "a model with a gated delta rule would answer nothing",
+                "self.req_to_token_pool self.forward_metadata",
+            ),
+            (
+                "P67",
+                "srt.layers.attention.linear.gdn_backend.GDNAttnBackend.forward_decode",
+                "decoded",
+                "such a model would generate nothing",
+                "self.req_to_token_pool self.forward_metadata",
+            ),
+            (
+                "P68",
+                "kernels.ops.attention.fla.layernorm_gated.RMSNorm.forward",
+                "gated_norm",
+                "its gated norms would fail",
+                "self.weight self.eps self.activation",
+            ),
+            (
+                "P69",
+                "kernels.ops.attention.triton_gdn_fused_proj."
+                "fused_qkvzba_split_reshape_cat_contiguous",
+                "divided",
+                "its projections would fail",
+                "mixed_qkvz mixed_ba",
+            ),
+            (
+                "P70",
+                "kernels.ops.elementwise.elementwise.fused_sigmoid_mul",
+                "gated",
+                "its gated attention would fail",
+                "attn_output gate",
+            ),
+        )
+    ),
     Patch(
         id="P61",
         target=f"{_TRITON_EXPERTS}._prepare_fused_moe_run",

@@ -109,7 +109,11 @@ def hook_problem(patch: Patch) -> str:
         return "one of hook and target is a coroutine function"
     first = 0 if patch.kind is Kind.BEFORE else 1
     parameters = inspect.signature(function).parameters.values()
-    named = {each.name: None for each in parameters if each.kind is each.KEYWORD_ONLY}
+    named = {
+        each.name: None
+        for each in parameters
+        if each.kind in (each.KEYWORD_ONLY, each.VAR_KEYWORD)
+    }
     try:
         inspect.signature(hook).bind(*range(first + len(parameters) - len(named)), **named)
     except TypeError as error:

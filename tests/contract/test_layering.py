@@ -52,8 +52,9 @@ LAYERS = {
     "attention": Layer(
         "errors config layout prefill_kernels", "flashinfer numpy sgl_kernel torch", light=False
     ),
+    "recurrent": Layer("layout prefill_kernels", "numpy torch", light=False),
     "forward": Layer(
-        "errors config wire layout moe scheduling attention prefill_kernels",
+        "errors config wire layout moe scheduling attention recurrent prefill_kernels",
         "numpy psutil torch",
         light=False,
     ),
@@ -80,7 +81,7 @@ LAYERS = {
     "patching": Layer("", "msgspec packaging rich"),
     "border": Layer(
         "errors config wire moe metrics process shared_device scheduling startup attention"
-        " forward texts frontend attach sizing patching",
+        " recurrent forward texts frontend attach sizing patching",
         "sglang transformers torch numpy fastapi msgspec starlette",
         light=False,
     ),

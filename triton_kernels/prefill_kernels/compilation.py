@@ -18,6 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from prefill_kernels.block_choice import configs as block_choice
+from prefill_kernels.causal_conv import configs as causal_conv
 from prefill_kernels.label_readout import configs as label_readout
 from prefill_kernels.merge_state import configs as merge_state
 from prefill_kernels.shared_prefix_attention import configs as shared_prefix_attention
@@ -35,6 +36,7 @@ KERNELS: dict[str, Callable[[], Iterable[Variant]]] = {
     "label_readout": label_readout.variants,
     "shared_prefix_attention": shared_prefix_attention.variants,
     "block_choice": block_choice.variants,
+    "causal_conv": causal_conv.variants,
 }
 
 HEAD = "kernel,variant,warps,stages,registers,spills,shared,HGMMA\n"

@@ -8,6 +8,7 @@ from typing import Any
 
 from sglang.srt.layers.pooler import CrossEncodingPooler, Pooler, PoolingType
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
+from sglang.srt.layers.radix_linear_attention import RadixLinearAttention
 from sglang.srt.layers.rotary_embedding.rope_variant import Phi3LongRoPEScaledRotaryEmbedding
 
 from sglang_prefill_ext.attention.way import HeadShape
@@ -98,7 +99,7 @@ def _stores_by_a_kernel_of_its_own(runner: Any) -> bool:
 
 
 def _attention_reasons(model: Any) -> Iterator[StockReason]:
-    """Yield the reasons for which packed attention cannot compute some layer."""
+    """Yield the reasons for which packed forwards cannot compute some layer's attention or rule."""
     layers, encoder = attention_layers(model), type(model).__name__ in ENCODER_ARCHITECTURES
     if not layers:
         yield StockReason.NO_ATTENTION_LAYERS
@@ -112,6 +113,8 @@ def _attention_reasons(model: Any) -> Iterator[StockReason]:
             yield StockReason.CROSS_ATTENTION
         if layer.use_irope or layer.xai_temperature_len > 0:
             yield StockReason.ATTENTION_VARIANT
+    if any(layer.activation not in ("silu", "swish") for layer in recurrent_layers(model)):
+        yield StockReason.ATTENTION_VARIANT
 
 
 def text_part(model: Any) -> Any:
@@ -132,6 +135,11 @@ def attention_layers(model: Any) -> list[Any]:
         for name, module in modules
         if isinstance(module, RadixAttention) and not str(name).endswith(".attn_mqa")
     ]
+
+
+def recurrent_layers(model: Any) -> list[Any]:
+    """Return every layer of a loaded model that carries a state from token to token."""
+    return [each for each in model.modules() if isinstance(each, RadixLinearAttention)]
 
 
 def head_shape(layer: Any) -> HeadShape:

@@ -16,7 +16,13 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
 from torch import Tensor
 
-from sglang_prefill_ext.border.model.capability import attention_layers, head_shape, text_part
+from sglang_prefill_ext.border.model.capability import (
+    attention_layers,
+    head_shape,
+    recurrent_layers,
+    text_part,
+)
+from sglang_prefill_ext.border.model.delta_rule import state_bytes
 from sglang_prefill_ext.border.model.expert_settings import expert_settings
 from sglang_prefill_ext.border.model.model_classes import POSITIONS_FROM_1, RESIDUAL_ON_BATCH
 from sglang_prefill_ext.border.model.packed_batch import (
@@ -29,7 +35,7 @@ from sglang_prefill_ext.border.model.sampler import SglangSampler
 from sglang_prefill_ext.border.scheduler.kv_memory import plain_pool
 from sglang_prefill_ext.forward.device import in_order
 from sglang_prefill_ext.forward.kv_pool import KVPool, OwnPool
-from sglang_prefill_ext.forward.model import Attend, Overrides
+from sglang_prefill_ext.forward.model import Attend, Overrides, Recur
 from sglang_prefill_ext.forward.readers.logit_chunks import ProductHead, product
 
 
@@ -153,7 +159,10 @@ class SglangModel:
         self.device = torch.device(runner.device)
         self.dtype: torch.dtype = runner.dtype
         self.heads = head_shape(last)
-        own = OwnPool(self.heads, len(layers), self.dtype, self.device)
+        recurrent = recurrent_layers(runner.model)
+        self.conv_width = max((layer.conv_weights.shape[1] for layer in recurrent), default=0)
+        states = sum(state_bytes(layer, runner.req_to_token_pool) for layer in recurrent)
+        own = OwnPool(self.heads, len(layers), self.dtype, self.device, states)
         self.pool: KVPool = plain_pool(runner, self.heads) or own
         self.vocab_size: int = runner.model_config.vocab_size
         self.longest_prompt: int | None = runner.model_config.context_len
@@ -188,9 +197,10 @@ class SglangModel:
         adapter: str = "",
         *,
         shortened: bool,
+        recur: Recur | None = None,
     ) -> Callable[[], Tensor]:
         batch = packed_batch_of(token_ids, positions, row_lens, self._zeros(len(token_ids)))
-        batch.attend = attend
+        batch.attend, batch.recur = attend, recur
         batch.read_at = read_at if shortened and self.last_layer is not None else None
         batch.adapt = partial(self._adapters.apply_to, adapter=adapter)
         self._adapters.load(adapter)

@@ -75,6 +75,11 @@ RESIDUAL_IN_LAYERS = frozenset(
         "OlmoForCausalLM",
         "OlmoeForCausalLM",
         "PhiMoEForCausalLM",
+        "Qwen3NextForCausalLM",
+        "Qwen3_5ForCausalLM",
+        "Qwen3_5ForConditionalGeneration",
+        "Qwen3_5MoeForCausalLM",
+        "Qwen3_5MoeForConditionalGeneration",
         "StableLmForCausalLM",
         "Starcoder2ForCausalLM",
         "TransformersEmbeddingModel",
@@ -82,8 +87,8 @@ RESIDUAL_IN_LAYERS = frozenset(
         "TransformersMoEForCausalLM",
     }
 )
-"""Model classes whose layers add the residual or pass it on themselves, so that the last layer has
-to run on all tokens."""
+"""Model classes whose layers add the residual or pass it on themselves, or gate the output of their
+attention, so that the last layer has to run on all tokens."""
 
 POSITIONS_FROM_1 = frozenset({"Gemma3ForConditionalGeneration"})
 """Model classes in which the first token has position 1."""
@@ -105,6 +110,7 @@ VECTOR_ARCHITECTURES = frozenset(
         "Qwen3ForSequenceClassification",
         "Qwen3Model",
         "Qwen3VLForConditionalGeneration",
+        "Qwen3_5ForConditionalGeneration",
         "TransformersEmbeddingModel",
     }
 )

@@ -16,6 +16,7 @@ from sglang.srt.model_executor.forward_batch_info import (
 from torch import Tensor
 
 from sglang_prefill_ext.attention.inputs import AttentionVariant, LayerInputs
+from sglang_prefill_ext.border.model.delta_rule import delta_inputs
 from sglang_prefill_ext.border.model.latent_attention import LATENT_BACKEND, queries_and_latents
 from sglang_prefill_ext.errors import PackedForwardError
 from sglang_prefill_ext.forward.upload import upload
@@ -29,6 +30,7 @@ class PackedForwardBatch(ForwardBatch):  # type: ignore[misc]
     attend: Any = None
     read_at: Any = None
     adapt: Any = None  # sets for how many tokens the following layers apply the LoRA adapter
+    recur: Any = None
     latents: Any = None  # of the layer that runs, if it has latent attention
 
 
@@ -90,6 +92,21 @@ class PackedAttentionBackend(AttentionBackend):  # type: ignore[misc]
         q, latents = queries_and_latents(layer, forward_batch, **inputs)
         forward_batch.latents = latents
         return q, *latents.expand(latents.compressed, latents.rotated)
+
+    def forward(self, *args: Any, mixed_qkv: Tensor | None = None, **kwargs: Any) -> Tensor:
+        if mixed_qkv is not None:
+            return self._recur(mixed_qkv, **kwargs)
+        out: Tensor = super().forward(*args, **kwargs)
+        return out
+
+    def _recur(
+        self, mixed: Tensor, *, a: Tensor, b: Tensor, layer: Any, forward_batch: PackedForwardBatch
+    ) -> Tensor:
+        """The gated delta rule of a layer, ``[1, T, HV, Dv]``."""
+        cache = self.req_to_token_pool.mamba2_layer_cache(layer.layer_id)
+        inputs = delta_inputs(layer, mixed, a, b, cache.temporal.dtype)
+        out: Tensor = forward_batch.recur(layer.layer_id, inputs)
+        return out[None]
 
     def forward_extend(
         self,

@@ -16,6 +16,7 @@ from sglang_prefill_ext.border.model.model_classes import ENCODER_ARCHITECTURES,
 from sglang_prefill_ext.border.model.packed_batch import PackedForwardBatch
 from sglang_prefill_ext.errors import PackedForwardError
 from sglang_prefill_ext.forward.model import Overrides
+from sglang_prefill_ext.recurrent.layers import DeltaInputs
 
 
 class SglangVectorModel(SglangModel):
@@ -72,11 +73,16 @@ class SglangVectorModel(SglangModel):
             q, v = inputs.q, inputs.v
             return v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
 
+        def write_nothing(_layer: int, inputs: DeltaInputs) -> Tensor:
+            return inputs.mixed.new_zeros(len(inputs.mixed), *inputs.value_shape)
+
         with torch.inference_mode(), self.stream():
             # Made on that stream, so its memory is reused only behind the forward, which nobody
             # waits for.
             zero = torch.zeros(1, dtype=torch.int64, device=self.device)
-            forward = self.prepare(zero, zero, zero, [1], attend_to_itself, shortened=True)
+            forward = self.prepare(
+                zero, zero, zero, [1], attend_to_itself, recur=write_nothing, shortened=True
+            )
             vectors = forward()
         states = self._hidden_size if self._has_states else 0
         return int(vectors.shape[1]) - states, states

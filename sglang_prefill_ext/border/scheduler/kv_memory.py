@@ -11,6 +11,7 @@ from torch import Tensor
 from sglang_prefill_ext.attention.inputs import HeldKV
 from sglang_prefill_ext.attention.way import HeadShape
 from sglang_prefill_ext.forward.kv_pool import KVPool, OwnPool, Room, share_of
+from sglang_prefill_ext.recurrent.layers import HeldStates
 from sglang_prefill_ext.scheduling.budget import UNLIMITED, ForwardBudget
 
 LEFT_TO_OTHERS = 16
@@ -29,6 +30,7 @@ class SglangPool:
 
     def __init__(self, pool: MHATokenToKVPool | MLATokenToKVPool) -> None:
         self._pool = pool
+        self.states: HeldStates = {}
 
     def set_aside(self, budget: ForwardBudget) -> ForwardBudget:
         return budget

@@ -102,6 +102,8 @@ class PackedGraphs:
         start_s, device = time.monotonic(), self._model.device
         if self._way is AttentionWay.TORCH:
             self.give_up("attention by torch plans its calls on the host")
+        elif self._model.conv_width:
+            self.give_up("SGLang's recurrent layers read the lengths of prompts on the host")
         elif not self._model.causal:
             self.give_up("SGLang's encoders read the lengths of prompts on the host")
         else:

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 warnings.simplefilter("ignore")
 
@@ -28,17 +29,15 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from sglang.benchmark import one_batch  # noqa: E402
-from sglang.srt.layers.logits_processor import LogitsProcessor  # noqa: E402
 from sglang.srt.layers.radix_attention import AttentionType  # noqa: E402
 from sglang.srt.layers.rotary_embedding.rope_variant import (  # noqa: E402
     Phi3LongRoPEScaledRotaryEmbedding,
 )
 from sglang.srt.managers.schedule_batch import Req  # noqa: E402
-from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool  # noqa: E402
+from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, MLATokenToKVPool  # noqa: E402
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool  # noqa: E402
 from sglang.srt.model_executor.model_runner import ModelRunner  # noqa: E402
 from sglang.srt.models import afmoe, ernie4, minimax_m2  # noqa: E402
-from sglang.srt.models.deepseek_v2 import DeepseekV2AttentionMLA  # noqa: E402
 from sglang.srt.runtime_context import SpawnRanks, publish  # noqa: E402
 from sglang.srt.sampling.sampling_params import SamplingParams  # noqa: E402
 from sglang.srt.server_args import PortArgs, prepare_server_args  # noqa: E402
@@ -50,8 +49,7 @@ from transformers import (  # noqa: E402
     AutoModelForSequenceClassification,
 )
 
-from sglang_prefill_ext.border.cpu.cpu_platform import capped_on_host  # noqa: E402
-from sglang_prefill_ext.border.cpu.latent_attention import over_latents  # noqa: E402
+from sglang_prefill_ext.border import patches  # noqa: E402
 from sglang_prefill_ext.border.model.capability import attention_layers, declined_reason, text_part  # noqa: E402
 from sglang_prefill_ext.border.model.decoder_model import SglangModel  # noqa: E402
 from sglang_prefill_ext.border.model.model_classes import (  # noqa: E402
@@ -68,6 +66,7 @@ from sglang_prefill_ext.forward.kv_pool import (  # noqa: E402
 from sglang_prefill_ext.frontend.pack import pack_token_ids  # noqa: E402
 from sglang_prefill_ext.frontend.score.score_call import pack_labels  # noqa: E402
 from sglang_prefill_ext.modelmaker.weights import make_reward_model  # noqa: E402
+from sglang_prefill_ext.patching.spec import Group  # noqa: E402
 from sglang_prefill_ext.scheduling.budget import ForwardBudget  # noqa: E402
 from sglang_prefill_ext.scheduling.job import Job  # noqa: E402
 from sglang_prefill_ext.scheduling.prefixed_forward import PrefixedForward  # noqa: E402
@@ -138,7 +137,8 @@ def load_runner(directory: str, dtype: str) -> tuple[Any, Any]:
     args.resolve_once()
     publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
     one_batch._init_process_global_configs()
-    bench_runner, tokenizer = one_batch.load_model(args, PortArgs.init_new(args), 0, 0)
+    with patch.object(torch, "get_device_module", lambda *_: torch.cpu):  # for Qwen3-Next
+        bench_runner, tokenizer = one_batch.load_model(args, PortArgs.init_new(args), 0, 0)
     runner = next(v for v in vars(bench_runner).values() if isinstance(v, ModelRunner))
     return runner, tokenizer
 
@@ -212,6 +212,8 @@ def stock_logits(runner: Any, tokenizer: Any, prompt: list[int]) -> torch.Tensor
 
 def pools(runner: Any) -> dict[str, Any]:
     pool = runner.token_to_kv_pool
+    if isinstance(pool, HybridLinearKVPool):
+        pool = pool.full_kv_pool
     parts = [pool.full_kv_pool, pool.swa_kv_pool] if isinstance(pool, SWAKVPool) else [pool]
     return {
         "kv_slots": runner.token_to_kv_pool_allocator.available_size(),
@@ -393,12 +395,7 @@ def without_a_gpu() -> None:
     ernie4._is_cpu = True  # as on SGLang's own CPU platform; otherwise its router fails
     afmoe.fused_moe = experts_in_torch
     minimax_m2.MiniMaxM2QKRMSNorm._forward_naive = norms_in_torch
-    # In a server the patch table does this.
-    mla = DeepseekV2AttentionMLA
-    dispatch = mla.dispatch_attn_forward_method
-    mla.dispatch_attn_forward_method = lambda *args: over_latents(dispatch, *args)
-    logits = LogitsProcessor._get_logits
-    LogitsProcessor._get_logits = lambda *args, **kwargs: capped_on_host(logits, *args, **kwargs)
+    patches.apply([Group.CPU])
 
 
 def report(directory: str, dtype: str, out: Path) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.attention.way import HeadShape
-from sglang_prefill_ext.forward.model import Attend, Drawn, Overrides
+from sglang_prefill_ext.forward.model import Attend, Drawn, Overrides, Recur
 from sglang_prefill_ext.forward.readers.logit_chunks import ProductHead
 from sglang_prefill_ext.wire.sampling import Sampling
 from tests.unit.scheduling.caches import MemoryPool
@@ -34,6 +34,7 @@ class TinyModel:
     unit_length = False
     causal = True
     longest_prompt: int | None = None
+    conv_width = 0
 
     def __init__(self, *, asynchronous: bool = False) -> None:
         self.asynchronous = asynchronous
@@ -76,7 +77,9 @@ class TinyModel:
         adapter: str = "",
         *,
         shortened: bool,
+        recur: Recur | None = None,
     ) -> Callable[[], Tensor]:
+        assert recur is None
         assert sum(row_lens) == len(token_ids) == len(positions)
         self.row_lens.append(row_lens)
         self.adapters.append(adapter)

@@ -1,0 +1,131 @@
+"""Layers with a gated delta rule, and gated attention, on the CPU reference platform.
+
+SGLang computes them with Triton. These functions take the place of its kernels, by torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import conv1d, silu
+
+from sglang_prefill_ext.recurrent.delta_rule import RuleInputs, delta_rule, gates
+
+
+def prefilled(
+    _original: Callable[..., Tensor],
+    backend: Any,
+    layer: Any,
+    forward_batch: Any,
+    mixed_qkv: Tensor,
+    a: Tensor,
+    b: Tensor,
+    **_flags: Any,
+) -> Tensor:
+    """AROUND `GDNAttnBackend.forward_extend`."""
+    lens = forward_batch.extend_seq_lens_cpu
+    continues = forward_batch.extend_prefix_lens > 0
+    return _carried(backend, layer, (mixed_qkv, a, b), lens, continues)
+
+
+def decoded(
+    _original: Callable[..., Tensor],
+    backend: Any,
+    layer: Any,
+    forward_batch: Any,
+    mixed_qkv: Tensor,
+    a: Tensor,
+    b: Tensor,
+    **_flags: Any,
+) -> Tensor:
+    """AROUND `GDNAttnBackend.forward_decode`."""
+    continues = torch.ones(forward_batch.batch_size, dtype=torch.bool)
+    lens = [1] * forward_batch.batch_size
+    return _carried(backend, layer, (mixed_qkv, a, b), lens, continues)
+
+
+def _carried(
+    backend: Any,
+    layer: Any,
+    projected: tuple[Tensor, Tensor, Tensor],
+    lens: list[int],
+    continues: Tensor,
+) -> Tensor:
+    """Carry the states in SGLang's pool through a batch; return the outputs, ``[1, T, HV, Dv]``.
+
+    Args:
+        continues: bool ``[n]``, whether a sequence has tokens that were computed before.
+    """
+    cache = backend.req_to_token_pool.mamba2_layer_cache(layer.layer_id)
+    slots = backend.forward_metadata.mamba_cache_indices
+    mixed, a, b = projected
+    tails = cache.conv[0][slots].to(mixed.dtype) * continues[:, None, None]
+    mixed, tails = _convolved(mixed, tails, lens, layer)
+    cache.conv[0][slots] = tails.to(cache.conv[0].dtype)
+    q, k, v = torch.split(mixed, [layer.q_dim, layer.k_dim, layer.v_dim], dim=1)
+    q, k = (each.view(-1, layer.num_k_heads, layer.head_k_dim) for each in (q, k))
+    v = v.view(-1, layer.num_v_heads, layer.head_v_dim)
+    inputs = RuleInputs(q, k, v, *gates(layer.A_log, layer.dt_bias, a, b))
+    cache.temporal[slots] *= continues[:, None, None, None]
+    return delta_rule(inputs, cache.temporal, slots, lens, keep=True)[None]
+
+
+def _convolved(mixed: Tensor, tails: Tensor, lens: list[int], layer: Any) -> tuple[Tensor, Tensor]:
+    """Convolution and SiLU of each sequence behind its tail, and the tail that it leaves.
+
+    Args:
+        tails: ``[n, C, W - 1]``.
+    """
+    outputs, left = [], []
+    for sequence, tail in zip(torch.split(mixed, lens), tails, strict=True):
+        inputs = torch.cat([tail, sequence.T], dim=1)
+        weight = layer.conv_weights[:, None].to(inputs.dtype)
+        outputs.append(conv1d(inputs[None], weight, layer.bias, groups=len(inputs))[0].T)
+        left.append(inputs[:, -tails.shape[2] :])
+    return silu(torch.cat(outputs)), torch.stack(left)
+
+
+def gated_norm(
+    _original: Callable[..., Tensor], norm: Any, x: Tensor, z: Tensor | None = None
+) -> Tensor:
+    """AROUND `RMSNorm.forward` of SGLang's gated norms."""
+    states = x.float()
+    out: Tensor = (
+        states * torch.rsqrt(states.square().mean(-1, keepdim=True) + norm.eps) * norm.weight
+    )
+    if z is None:
+        return out.to(x.dtype)
+    gate = z.float().sigmoid() if norm.activation == "sigmoid" else silu(z.float())
+    return (out * gate).to(x.dtype)
+
+
+def gated(
+    _original: Callable[..., Tensor],
+    attn_output: Tensor,
+    gate: Tensor,
+    _inplace: object = None,
+    _quant: object = None,
+    **_flags: Any,
+) -> Tensor:
+    """AROUND `fused_sigmoid_mul`, whose callers read the result only."""
+    return attn_output * gate.reshape(attn_output.shape).sigmoid()
+
+
+def divided(
+    _original: Callable[..., Any],
+    mixed_qkvz: Tensor,
+    mixed_ba: Tensor,
+    num_heads_qk: int,
+    num_heads_v: int,
+    head_qk: int,
+    head_v: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """AROUND `fused_qkvzba_split_reshape_cat_contiguous`: the parts of two projections."""
+    values = num_heads_v * head_v
+    sizes = [2 * num_heads_qk * head_qk + values, values]
+    mixed_qkv, z = torch.split(mixed_qkvz, sizes, dim=-1)
+    b, a = mixed_ba.chunk(2, dim=-1)
+    return mixed_qkv, z.reshape(-1, num_heads_v, head_v), b, a

@@ -1,0 +1,1 @@
+"""Recurrent layers over the layout of a packed forward: the gated delta rule."""
