@@ -110,9 +110,7 @@ def hook_problem(patch: Patch) -> str:
     first = 0 if patch.kind is Kind.BEFORE else 1
     parameters = inspect.signature(function).parameters.values()
     named = {
-        each.name: None
-        for each in parameters
-        if each.kind in (each.KEYWORD_ONLY, each.VAR_KEYWORD)
+        each.name: None for each in parameters if each.kind in (each.KEYWORD_ONLY, each.VAR_KEYWORD)
     }
     try:
         inspect.signature(hook).bind(*range(first + len(parameters) - len(named)), **named)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from bench.kernels import bench_causal_conv as causal_conv
 from bench.kernels import bench_expert_blocks as expert_blocks
 from bench.kernels import bench_label_readout as label_readout
 from bench.kernels import bench_merge_state as merge_state
@@ -33,7 +34,7 @@ def _without_a_clock(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> N
     monkeypatch.setattr(harness, "matrix_rate", lambda dtype: 1.0)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "none")
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-    for module in (attention, merge_state, label_readout, expert_blocks):
+    for module in (attention, causal_conv, merge_state, label_readout, expert_blocks):
         # bfloat16 is wrong in the interpreter.
         monkeypatch.setattr(module, "DTYPE", torch.float32)
 
@@ -70,6 +71,11 @@ def test_label_readout(device: torch.device, capsys: pytest.CaptureFixture[str])
     assert set(records) == {"label_readout", "torch"}
     moved = (3 * 32 + 100 * 32) * 4
     assert records["torch"]["gb_per_s"] == round(moved / 1e6, 1)
+
+
+def test_causal_conv(device: torch.device, capsys: pytest.CaptureFixture[str]) -> None:
+    records = lines_of(causal_conv.make_case(5, 3, 2, 16, 24, device), capsys)
+    assert set(records) == {"causal_conv", "torch", "SGLang, twice"}
 
 
 def test_expert_blocks(
