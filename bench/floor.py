@@ -34,8 +34,8 @@ def stock_operations(model: ModelShape, shape: Shape) -> int:
     Stock computes every layer for every token, and normalises over the whole vocabulary before it
     picks the labels.
     """
-    row = shape.row_tokens * model.body_operations
-    row += model.layers * causal_pairs(shape.row_tokens) * model.pair_operations
+    row = shape.row_tokens * (model.body_operations + model.rule_operations)
+    row += model.attention_layers * causal_pairs(shape.row_tokens) * model.pair_operations
     return shape.items * (row + model.readout_operations(model.vocabulary))
 
 

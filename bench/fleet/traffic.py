@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
-from sglang_prefill_ext.fleet.planning.cost import RowCosts, Speed, pair_tokens
+from sglang_prefill_ext.fleet.planning.cost import RowCosts, Speed
 
 SPEED = Speed(
     launch_s=0.005,
     token_s=1 / 25_000,
-    pair_s=pair_tokens(layers=32, attention_width=4096, parameters=8_000_000_000) / 25_000,
+    pair_s=(4 * 32 * 4096) / (2 * 8e9) / 25_000,  # 32 layers with 32 heads of 128
     max_forward_tokens=PrefillOnlyConfig().max_forward_tokens,
 )
 """A guess at a model of 8 billion parameters in bf16 on one H100."""

@@ -55,9 +55,7 @@ class Offer(msgspec.Struct, frozen=True):
         encoder: None if the model is no encoder.
         reranking: None if the model is no decoder reranker.
         shows_times: answers of SGLang's own routes tell how long each of their steps took.
-        num_layers, attention_width, parameters: of the model, for the cost of attention. The width
-            is query heads times their size; parameters are those that a token is multiplied with.
-            0 if unknown.
+        pair_tokens: operations of one attention pair, divided by those of one token; 0 if unknown.
     """
 
     facts: Facts
@@ -67,9 +65,7 @@ class Offer(msgspec.Struct, frozen=True):
     encoder: EncoderTraits | None = None
     reranking: Reranking | None = None
     shows_times: bool = False
-    num_layers: int = 0
-    attention_width: int = 0
-    parameters: int = 0
+    pair_tokens: float = 0.0
 
 
 class EngineState(msgspec.Struct, frozen=True):

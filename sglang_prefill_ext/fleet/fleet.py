@@ -18,7 +18,7 @@ from sglang_prefill_ext.fleet.calls import Calls
 from sglang_prefill_ext.fleet.dispatch import Dispatcher
 from sglang_prefill_ext.fleet.loads import NO_ENGINE, Loads
 from sglang_prefill_ext.fleet.members import Member, chosen, difference
-from sglang_prefill_ext.fleet.planning.cost import Speed, pair_tokens
+from sglang_prefill_ext.fleet.planning.cost import Speed
 from sglang_prefill_ext.fleet.replica import Replica, http_session, keep_asking
 from sglang_prefill_ext.fleet.replica_load import Health
 from sglang_prefill_ext.fleet.settings import Engines
@@ -189,8 +189,7 @@ class Fleet:
         """Record what an engine reports: its speed, at first only, and its outstanding work."""
         name, member = replica.url, self._alive[replica.url]
         if member.speed is None:
-            attention = _attention_of(member.offer)
-            member.speed = Speed.of_status(state.schedulers[0], attention)
+            member.speed = Speed.of_status(state.schedulers[0], member.offer.pair_tokens)
         if name in self.loads:
             self.loads.probed(name, now_s, ok=True)
             others = self.dispatcher.attempts.others_tokens(name, state.outstanding_tokens)
@@ -235,9 +234,3 @@ class Fleet:
             self._heard.set()
         elif self.whole.available():
             self._usable.set()
-
-
-def _attention_of(offer: Offer) -> float:
-    """Cost of an attention pair, in tokens; 0 if the model's shape is unknown."""
-    known = (offer.num_layers, offer.attention_width, offer.parameters)
-    return pair_tokens(*known) if offer.parameters else 0.0

@@ -25,8 +25,8 @@ def packed_operations(model: ModelShape, shape: Shape, labels: int) -> int:
     cancels out.
     """
     tokens = shape.packed_tokens
-    others = tokens * (model.body_operations - model.layer_operations)
-    others += (model.layers - 1) * shape.packed_pairs * model.pair_operations
+    others = tokens * (model.body_operations - model.layer_operations + model.rule_operations)
+    others += (model.attention_layers - 1) * shape.packed_pairs * model.pair_operations
     last = (
         tokens * model.kv_operations
         + shape.items * (model.layer_operations - model.kv_operations)
@@ -50,7 +50,7 @@ def packed_bytes(
 
 def kv_numbers(model: ModelShape, tokens: int) -> int:
     """Keys and values of so many tokens, written and read once."""
-    return 2 * model.layers * model.kv_heads * (model.head_dim + model.value_dim) * tokens
+    return 2 * model.attention_layers * model.kv_heads * (model.head_dim + model.value_dim) * tokens
 
 
 LABELS = 2
@@ -142,10 +142,10 @@ class Serving:
         )
 
     def launch_s(self, tokens: int, ranks: int) -> float:
-        """Seconds of the host for one forward of so many tokens."""
+        """Seconds of the host for one forward of so many tokens; recurrent layers have no graph."""
         if self.device.launch_ms is not None:
             return self.device.launch_ms / 1e3
-        replays = tokens <= graph_tokens(ranks)
+        replays = self.model.recurrent is None and tokens <= graph_tokens(ranks)
         return (REPLAY_US if replays else LAYER_US * self.model.layers + EAGER_US) / 1e6
 
     def all_reduces_s(self, tokens: int, rows: int, ranks: int) -> float:

@@ -1,4 +1,4 @@
-"""Sizes of experts and of latent attention, read from a model's `config.json`. Pure."""
+"""Sizes of experts, latent attention and recurrent layers, read from a `config.json`. Pure."""
 
 from __future__ import annotations
 
@@ -71,6 +71,50 @@ class Latent:
         names = "kv_lora_rank", "qk_rope_head_dim", "v_head_dim"
         rank, rotated, value_dim = (size_of(config, name) for name in names)
         return cls(rank, rotated, value_dim, config.get("q_lora_rank") or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrent:
+    """Sizes of layers with a gated delta rule in the place of attention, as in Qwen3.5.
+
+    In such models, attention has a gate of the size of its queries.
+
+    Attributes:
+        layers: number of them.
+        key_heads, key_dim: of queries and of keys.
+        value_heads, value_dim: of values.
+        conv_width: tokens that the convolution sees.
+    """
+
+    layers: int
+    key_heads: int
+    key_dim: int
+    value_heads: int
+    value_dim: int
+    conv_width: int
+
+    @classmethod
+    def of_config(cls, config: Mapping[str, Any]) -> Self | None:
+        """Read them from a `config.json`; None for a model without."""
+        if not config.get("linear_num_value_heads"):
+            return None
+        kinds, layers = config.get("layer_types"), config["num_hidden_layers"]
+        attention = layers // config["full_attention_interval"] if kinds is None else 0
+        count = layers - attention if kinds is None else kinds.count("linear_attention")
+        names = "num_key_heads", "key_head_dim", "num_value_heads", "value_head_dim"
+        sizes = (size_of(config, f"linear_{name}") for name in (*names, "conv_kernel_dim"))
+        return cls(count, *sizes)
+
+    def weights(self, hidden: int) -> int:
+        """Numbers of one layer, without its MLP and norms."""
+        keys, values = self.key_heads * self.key_dim, self.value_heads * self.value_dim
+        made = 2 * (keys + values + self.value_heads)  # queries, keys, values, gates
+        return hidden * (made + values) + self.conv_width * (2 * keys + values)
+
+    @property
+    def rule_operations(self) -> int:
+        """Operations of one layer's rule for one token: three products with each head's state."""
+        return 3 * 2 * self.value_heads * self.value_dim * self.key_dim
 
 
 def _number(config: Mapping[str, Any], names: Iterable[str]) -> int:

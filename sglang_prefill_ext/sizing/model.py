@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from sglang_prefill_ext.errors import ConfigError
-from sglang_prefill_ext.sizing.layer_sizes import Experts, Latent, size_of
+from sglang_prefill_ext.sizing.layer_sizes import Experts, Latent, Recurrent, size_of
 
 _UNCOUNTED = (
-    "full_attention_interval",
     "linear_attn_config",
     "conv_L_cache",
     "mamba_d_state",
@@ -24,7 +23,7 @@ as Llama 4."""
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Sizes of a decoder with gated MLPs and full attention.
+    """Sizes of a decoder with gated MLPs, and full attention in all layers that are not recurrent.
 
     Attributes:
         head_dim: size of a head's queries and keys.
@@ -32,6 +31,7 @@ class ModelShape:
         experts: of the layers that have them; None for a dense model.
         tied: the output head has the weights of the embedding.
         latent: of latent attention, which has as many heads of K/V as of queries; None without.
+        recurrent: of layers without attention, none of which is the last; None without.
     """
 
     layers: int
@@ -44,6 +44,7 @@ class ModelShape:
     experts: Experts | None = None
     tied: bool = False
     latent: Latent | None = None
+    recurrent: Recurrent | None = None
 
     @classmethod
     def from_directory(cls, model: Path) -> Self:
@@ -101,6 +102,7 @@ class ModelShape:
             experts=Experts.of_config(config),
             tied=bool(config.get("tie_word_embeddings", False)),
             latent=latent,
+            recurrent=Recurrent.of_config(config),
         )
 
     @property
@@ -109,9 +111,13 @@ class ModelShape:
         return self.latent.value_dim if self.latent else self.head_dim
 
     @property
-    def attention_width(self) -> int:
-        """Query heads times the mean size of keys and values."""
-        return self.pair_operations // 4
+    def attention_layers(self) -> int:
+        return self.layers - (self.recurrent.layers if self.recurrent else 0)
+
+    @property
+    def pair_tokens(self) -> float:
+        """Operations of one attention pair in all layers, divided by those of one token."""
+        return self.attention_layers * self.pair_operations / self.body_operations
 
     @property
     def kv_operations(self) -> int:
@@ -132,7 +138,13 @@ class ModelShape:
         """Operations of the linear maps of all layers for one token."""
         dense = self._dense_layers * self._mlp_operations(self.intermediate)
         sparse = self._sparse_layers * self._sparse_operations
-        return self.layers * self._attention_operations + dense + sparse
+        attention = self.attention_layers * self._attention_operations
+        return attention + self._recurrent_operations + dense + sparse
+
+    @property
+    def rule_operations(self) -> int:
+        """Operations of all recurrent layers for one token beside their linear maps."""
+        return self.recurrent.layers * self.recurrent.rule_operations if self.recurrent else 0
 
     @property
     def pair_operations(self) -> int:
@@ -180,7 +192,14 @@ class ModelShape:
     def _attention_operations(self) -> int:
         queries, rank = self.heads * self.head_dim, self.latent.query_rank if self.latent else 0
         made = rank * (self.hidden + queries) if rank else self.hidden * queries
+        made += self.hidden * queries if self.recurrent else 0  # the gate
         return self.kv_operations + 2 * (made + self.heads * self.value_dim * self.hidden)
+
+    @property
+    def _recurrent_operations(self) -> int:
+        """Operations of the linear maps of all recurrent layers for one token."""
+        own = self.recurrent
+        return 2 * own.layers * own.weights(self.hidden) if own else 0
 
     @property
     def _sparse_operations(self) -> int:

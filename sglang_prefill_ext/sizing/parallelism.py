@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, replace
 
 from sglang_prefill_ext.errors import ConfigError
-from sglang_prefill_ext.fleet.planning.cost import RowCosts, Speed, pair_tokens
+from sglang_prefill_ext.fleet.planning.cost import RowCosts, Speed
 from sglang_prefill_ext.fleet.planning.planner import ReplicaState, allowed_extra_work, plan
 from sglang_prefill_ext.sizing.device import Device
 from sglang_prefill_ext.sizing.forward import (
@@ -135,7 +135,7 @@ def speed(serving: Serving, ranks: int, shape: Shape) -> Speed:
     model = serving.model
     launch_s = serving.forward(_ONE_TOKEN, ranks).seconds
     whole_s = serving.forward(shape, ranks).seconds
-    pair = pair_tokens(model.layers, model.attention_width, model.body_operations // 2)
+    pair = model.pair_tokens
     tokens = shape.packed_tokens + pair * shape.packed_pairs
     launches_s = forwards_of(shape.packed_tokens) * launch_s
     token_s = max(_LEAST_TOKEN_S, (whole_s - launches_s) / tokens)

@@ -117,7 +117,6 @@ async def _answered(
 def offer_of(app: Any, manager: Any, engine: AttachableEngine) -> Offer:
     """Return the current offer; an operator may have replaced the weights since the last one."""
     model = manager.model_config
-    width, parameters = _width_and_parameters(model.hf_config)
     return Offer(
         facts=engine.facts(),
         served_name=manager.served_model_name or manager.model_path,
@@ -126,9 +125,7 @@ def offer_of(app: Any, manager: Any, engine: AttachableEngine) -> Offer:
         encoder=encoder_traits(model),
         reranking=_reranking(app, manager),
         shows_times=manager.enable_metrics,
-        num_layers=model.num_hidden_layers or 0,
-        attention_width=width,
-        parameters=parameters,
+        pair_tokens=_pair_tokens(model.hf_config),
     )
 
 
@@ -159,10 +156,9 @@ def _reranking(app: Any, manager: Any) -> Reranking | None:
     return Reranking(template, serving._yes_token_id, serving._no_token_id)
 
 
-def _width_and_parameters(config: Any) -> tuple[int, int]:
-    """See `Offer`; 0 and 0 for a model that cannot be counted."""
+def _pair_tokens(config: Any) -> float:
+    """See `Offer`."""
     try:
-        shape = ModelShape.of_config(config.to_dict())
-    except ConfigError:
-        return 0, 0
-    return shape.attention_width, shape.body_operations // 2
+        return ModelShape.of_config(config.to_dict()).pair_tokens
+    except ConfigError:  # a model that cannot be counted
+        return 0.0

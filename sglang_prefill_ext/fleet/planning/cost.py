@@ -43,7 +43,7 @@ class Speed:
         for each of them. If nothing was computed yet, it is the time that was measured at start.
 
         Args:
-            pair_tokens: see `pair_tokens`; engines do not report attention separately.
+            pair_tokens: see `Offer`; engines do not report attention separately.
         """
         counters, launch_tokens = scheduler["counters"], scheduler["launch_tokens"]
         tokens = counters["tokens_computed"] + launch_tokens * counters["forwards"]
@@ -66,18 +66,6 @@ class Speed:
         """Seconds of one request on an idle replica; 0 for no tokens."""
         launches = -(-tokens // self.max_forward_tokens)
         return launches * self.launch_s + tokens * self.token_s + pairs * self.pair_s
-
-
-def pair_tokens(layers: int, attention_width: int, parameters: int) -> float:
-    """Operations of one attention pair, divided by those of one token.
-
-    A pair takes ``4 * layers * attention_width`` operations, a token ``2 * parameters``.
-
-    Args:
-        attention_width: query heads times the size of a head.
-        parameters: that a token is multiplied with; of experts only the active ones.
-    """
-    return 2 * layers * attention_width / parameters
 
 
 @dataclass(frozen=True, slots=True, eq=False)

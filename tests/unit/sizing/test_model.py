@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from sglang_prefill_ext.errors import ConfigError
-from sglang_prefill_ext.sizing.layer_sizes import Experts
+from sglang_prefill_ext.sizing.layer_sizes import Experts, Recurrent
 from sglang_prefill_ext.sizing.model import ModelShape
 
 # One layer, hidden 4, two heads of 3 sharing one key/value head, MLP 5, 7 tokens.
@@ -126,6 +127,48 @@ def test_weights_of_latent_attention_are_those_of_the_model(
     assert shape.weights == sum(each.size for each in of_layers)
     assert (shape.head_dim, shape.value_dim, shape.kv_heads) == (48, 24, 4)
     assert shape.pair_operations == 2 * 4 * (48 + 24)
+
+
+@pytest.mark.parametrize("preset", ["qwen3.5", "qwen3.5-vl"])
+def test_weights_of_recurrent_layers_are_those_of_the_model(
+    preset: str, model_dir: Callable[[str], Path]
+) -> None:
+    shape = ModelShape.from_directory(model_dir(preset))
+    weights = load_file(model_dir(preset) / "model.safetensors")
+    of_layers = [
+        each
+        for name, each in weights.items()
+        if ".layers." in name and "visual" not in name and each.ndim > 1
+    ]
+    assert shape.weights == sum(each.size for each in of_layers)
+
+
+def test_recurrent_layers_by_hand() -> None:
+    config = {
+        "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 16,
+        "linear_conv_kernel_dim": 4,
+    }
+    recurrent = Recurrent.of_config(CONFIG | config)
+    assert recurrent == Recurrent(3, 2, 8, 4, 16, 4)
+    older = {"full_attention_interval": 4} | config
+    del older["layer_types"]
+    assert Recurrent.of_config(CONFIG | older) == recurrent
+    model = ModelShape(4, 256, 8, 4, 32, 704, 8000, recurrent=recurrent)
+    plain = replace(model, recurrent=None)
+    gate, keys, values = 256 * 256, 16, 64
+    made = 256 * (2 * keys + 2 * values + 2 * 4) + values * 256 + 4 * (2 * keys + values)
+    attention = plain.weights // 4 - 3 * 256 * 704
+    assert model.weights == plain.weights + gate + 3 * (made - attention)
+    assert model.rule_operations == 3 * 6 * 4 * 8 * 16
+    assert model.pair_tokens == pytest.approx(model.pair_operations / model.body_operations)
+
+
+def test_pairs_cost_what_their_arithmetic_costs() -> None:
+    assert SMALL.pair_tokens == pytest.approx(SMALL.pair_operations / (2 * 132))
 
 
 def test_what_cannot_be_counted_is_refused(tmp_path: Path) -> None:

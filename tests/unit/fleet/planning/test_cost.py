@@ -9,7 +9,6 @@ from sglang_prefill_ext.fleet.planning.cost import (
     UNMEASURED_TOKENS_PER_S,
     RowCosts,
     Speed,
-    pair_tokens,
 )
 
 SPEED = Speed(launch_s=0.5, token_s=0.01, pair_s=0.001, max_forward_tokens=100)
@@ -70,8 +69,3 @@ def test_what_has_computed_nothing_is_as_fast_as_at_its_start(
     told = _status(busy_s=0.0, counters=idle, calibrated_tokens_per_s=calibrated)
     found = Speed.of_status(told, pair_tokens=0.5)
     assert found == Speed(100 / speed, 1 / speed, 0.5 / speed, 8192)
-
-
-def test_pairs_cost_what_their_arithmetic_costs() -> None:
-    # 4 * 32 * 4096 operations against 2 * 8e9.
-    assert pair_tokens(32, 4096, 8_000_000_000) == pytest.approx(3.2768e-5)
