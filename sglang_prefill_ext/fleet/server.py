@@ -12,7 +12,6 @@ import asyncio
 import logging
 import os
 import signal
-import socket
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -34,6 +33,7 @@ from sglang_prefill_ext.grpc_frontend.service import PrefillService
 from sglang_prefill_ext.grpc_frontend.settings import Listening
 from sglang_prefill_ext.metrics import FrontendMetrics, PauseMetrics
 from sglang_prefill_ext.process.collector import FROZEN_THRESHOLDS, Collector, GcAction
+from sglang_prefill_ext.process.shared_port import bound
 
 _ROLE = "fleet_router"
 
@@ -73,7 +73,9 @@ async def serve(settings: Settings, api_key: str) -> None:
         try:
             await fleet.wait_heard(_HEARD_S)
             _stop_on_signals(server)
-            serving = [server.serve(sockets=[_listener(settings)])]
+            listener = bound(settings.host, settings.port)
+            listener.listen(_BACKLOG)
+            serving = [server.serve(sockets=[listener])]
             if settings.grpc_port is not None:
                 listening = Listening(
                     host=settings.host,
@@ -128,21 +130,6 @@ def _config(router: Router, settings: Settings) -> uvicorn.Config:
         timeout_graceful_shutdown=max(1, int(settings.grace_s)),
         timeout_keep_alive=settings.keep_alive_s,
     )
-
-
-def _listener(settings: Settings) -> socket.socket:
-    """A socket of this process at the port that all share."""
-    try:
-        found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)
-        family, kind, _, _, address = found[0]
-        listener = socket.socket(family, kind)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        listener.bind(address)
-    except OSError as error:
-        where = f"--host {settings.host} --port {settings.port}"
-        raise ConfigError(f"{where} cannot be used ({error}). Choose another address.") from error
-    listener.listen(_BACKLOG)
-    return listener
 
 
 async def _export(fleet: Fleet, collector: Collector) -> None:

@@ -10,7 +10,7 @@ import msgspec
 from yarl import URL
 
 from sglang_prefill_ext.errors import ConfigError
-from sglang_prefill_ext.process.supervisor import reserved
+from sglang_prefill_ext.process.shared_port import reserved
 
 API_KEY_VARIABLE = "PREFILL_FLEET_API_KEY"
 """Environment variable of router processes with the key of the engines; empty for none."""

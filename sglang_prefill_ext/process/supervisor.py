@@ -5,12 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import socket
 import time
-from collections.abc import Awaitable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-
-from sglang_prefill_ext.errors import ConfigError
+from collections.abc import Awaitable, Sequence
 
 logger = logging.getLogger(__name__)
 
@@ -99,34 +95,6 @@ async def supervise(
     if said:
         supervisor.say(said)
     await supervisor.run(stop)
-
-
-@contextmanager
-def reserved(host: str, port: int) -> Iterator[int]:
-    """Reserve a port for processes that share it; for port 0, a free one.
-
-    Yields:
-        The port.
-
-    Raises:
-        ConfigError: it is taken, or there is no such address.
-    """
-    with ExitStack() as held:
-        try:
-            family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            with socket.socket(family, kind) as probe:
-                # Without SO_REUSEPORT: with it, another server's shared port would seem free.
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(address)
-            # Bound but not listening: connections go to those that listen.
-            holder = held.enter_context(socket.socket(family, kind))
-            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            holder.bind(address)
-        except OSError as error:
-            raise ConfigError(
-                f"--host {host} --port {port} cannot be used ({error}). Choose another address."
-            ) from error
-        yield int(holder.getsockname()[1])
 
 
 async def _came_before(stop: asyncio.Event, work: Awaitable[object]) -> bool:

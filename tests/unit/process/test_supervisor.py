@@ -3,15 +3,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sys
 from pathlib import Path
 
 import pytest
 
-from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.process import supervisor as module
-from sglang_prefill_ext.process.supervisor import Supervisor, reserved
+from sglang_prefill_ext.process.supervisor import Supervisor
 from tests.unit.waiting import until
 
 SLEEPER = "import time; time.sleep(600)"
@@ -93,28 +91,6 @@ async def test_the_input_ends_with_the_supervisor(tmp_path: Path) -> None:
     supervisor.kill()
     await supervisor.wait()
     await until(ended.exists, timeout_s=60)
-
-
-def test_a_port_is_kept_for_those_that_share_it() -> None:
-    with reserved("127.0.0.1", 0) as port:
-        with socket.socket() as sharer:
-            sharer.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            sharer.bind(("127.0.0.1", port))
-            sharer.listen()
-            with (
-                pytest.raises(ConfigError, match=f"--port {port} cannot be used"),
-                reserved("127.0.0.1", port),
-            ):
-                pass
-        assert port > 0
-
-
-def test_an_address_that_is_none_is_refused() -> None:
-    with (
-        pytest.raises(ConfigError, match=r"--host 192\.0\.2\.1 .*Choose another"),
-        reserved("192.0.2.1", 0),
-    ):
-        pass
 
 
 async def test_what_is_said_reaches_every_process_and_those_that_start_later(

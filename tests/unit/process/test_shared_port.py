@@ -1,0 +1,28 @@
+"""Ports that several processes listen on."""
+
+from __future__ import annotations
+
+import pytest
+
+from sglang_prefill_ext.errors import ConfigError
+from sglang_prefill_ext.process.shared_port import bound, reserved
+
+
+def test_a_port_is_kept_for_those_that_share_it() -> None:
+    with reserved("127.0.0.1", 0) as port:
+        with bound("127.0.0.1", port) as sharer:
+            sharer.listen()
+            with (
+                pytest.raises(ConfigError, match=f"--port {port} cannot be used"),
+                reserved("127.0.0.1", port),
+            ):
+                pass
+        assert port > 0
+
+
+def test_an_address_that_is_none_is_refused() -> None:
+    with (
+        pytest.raises(ConfigError, match=r"--host 192\.0\.2\.1 .*Choose another"),
+        reserved("192.0.2.1", 0),
+    ):
+        pass
