@@ -7,7 +7,8 @@ authentication, metrics and CORS. Errors look like those of OpenAI's routes.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, TypeAlias
 
 from fastapi import HTTPException
@@ -24,6 +25,8 @@ from sglang_prefill_ext.errors import PrefillExtError
 from sglang_prefill_ext.frontend.options import says_json
 
 _App: TypeAlias = Callable[[Any, Any, Any], Awaitable[None]]
+
+_Runs: TypeAlias = Callable[[Any], AbstractAsyncContextManager[Any]]
 
 Serve: TypeAlias = Callable[[bytes, CallContext], Awaitable[Response | bytes]]
 """Answers a request, given its body; or returns the body for SGLang's own route to serve."""
@@ -74,6 +77,26 @@ class FastRoute:
         return add
 
 
+class Lifespan:
+    """The lifespan of an application, within which something else runs, too.
+
+    Args:
+        stock: SGLang's own.
+        beside: runs what else is to run.
+    """
+
+    def __init__(
+        self, stock: _Runs, beside: Callable[[], AbstractAsyncContextManager[Any]]
+    ) -> None:
+        self.stock = stock
+        self._beside = beside
+
+    @asynccontextmanager
+    async def __call__(self, application: Any) -> AsyncIterator[Any]:
+        async with self.stock(application) as state, self._beside():
+            yield state
+
+
 def _replaying(body: bytes, receive: Any) -> Any:
     """Return an ASGI `receive` that returns a body that was read already, then what follows it."""
     unread = [{"type": "http.request", "body": body, "more_body": False}]
@@ -108,6 +131,8 @@ def restore(app: Any) -> None:
             routes.remove(route)
         if isinstance(getattr(route, "app", None), FastRoute):
             route.app = route.app.stock
+    if isinstance(app.router.lifespan_context, Lifespan):
+        app.router.lifespan_context = app.router.lifespan_context.stock
 
 
 async def answer_errors(

@@ -22,6 +22,7 @@ from sglang_prefill_ext.attach.messages import (
     StockScore,
     StockVectors,
 )
+from sglang_prefill_ext.border.http_server.fast_route import Lifespan
 from sglang_prefill_ext.border.tokenizer_manager.embed_hooks import acquired_adapter
 from sglang_prefill_ext.border.tokenizer_manager.gc_frontend import thresholds_of_server
 from sglang_prefill_ext.border.tokenizer_manager.server import PrefillServer
@@ -54,14 +55,7 @@ def accept_frontends(app: Any, engine: AttachableEngine, path: str) -> Broker:
     if app is None:
         raise ConfigError(f"{ENGINE_FLAG} needs a server; an offline engine cannot be attached to.")
     broker = Broker(engine, checked_path(path, flag=ENGINE_FLAG))
-    stock = app.router.lifespan_context
-
-    @asynccontextmanager
-    async def lifespan(application: Any) -> AsyncIterator[Any]:
-        async with stock(application) as state, broker.running():
-            yield state
-
-    app.router.lifespan_context = lifespan
+    app.router.lifespan_context = Lifespan(app.router.lifespan_context, broker.running)
     return broker
 
 

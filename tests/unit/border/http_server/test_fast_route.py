@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import httpx
@@ -10,6 +13,7 @@ from starlette.responses import Response
 
 from sglang_prefill_ext.border.http_server.fast_route import (
     OUR_PATHS,
+    Lifespan,
     restore,
     shorten,
 )
@@ -114,3 +118,23 @@ async def test_an_application_is_restored_for_the_next_engine() -> None:
     after = [(route.path, route.app) for route in setup.app.router.routes]  # type: ignore[attr-defined]
     assert sorted(after, key=str) == sorted(before, key=str)
     assert (await setup.post("/echo", b"[1]", **JSON)).json()["stock"] == "[1]"
+
+
+async def test_only_what_the_last_engine_runs_is_run_beside_an_application() -> None:
+    app, run = FastAPI(), list[str]()
+
+    @asynccontextmanager
+    async def beside(name: str) -> AsyncIterator[None]:
+        run.append(f"{name} starts")
+        yield
+        run.append(f"{name} ends")
+
+    stock = app.router.lifespan_context
+    for name in ("first", "second"):
+        restore(app)
+        app.router.lifespan_context = Lifespan(app.router.lifespan_context, partial(beside, name))
+    async with app.router.lifespan_context(app):
+        assert run == ["second starts"]
+    assert run == ["second starts", "second ends"]
+    restore(app)
+    assert app.router.lifespan_context == stock
