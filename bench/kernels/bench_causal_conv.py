@@ -36,7 +36,8 @@ def make_case(
     span = GroupSpan(0, prefix, np.full(rows, length, dtype=np.int32))
     plan = RecurrencePlan(ForwardLayout((span,)), WIDTH)
     tokens, channels = span.num_tokens, 2 * num_keys + num_values
-    taps = Taps(None, torch.from_numpy(plan.previous()).to(device))
+    order = torch.arange(tokens, dtype=torch.int32, device=device)
+    taps = Taps(order, torch.from_numpy(plan.previous()).to(device))
     x = torch.randn(tokens, channels, dtype=DTYPE, device=device)
     weight = torch.randn(channels, WIDTH, dtype=DTYPE, device=device)
     held = torch.zeros(WIDTH - 1, channels, dtype=DTYPE, device=device)
@@ -64,11 +65,9 @@ def _twice(
     x: Tensor, weight: Tensor, num_keys: int, plan: RecurrencePlan, device: torch.device
 ) -> Way:
     """SGLang's kernel over the prefix, then over the rows, each with a copy of its state."""
-    lens = plan.rows.lens.tolist()
-    cut = x.shape[0] - sum(lens)
-    of_prefix, of_rows = (
-        torch.from_numpy(each.bounds).to(device) for each in (plan.prefixes, plan.rows)
-    )
+    ((prefix, rows),) = (each.parts for each in plan.passes)
+    lens, cut = rows.lens.tolist(), prefix.tokens.stop
+    of_prefix, of_rows = (torch.from_numpy(each.bounds).to(device) for each in (prefix, rows))
     first = torch.zeros(1, dtype=torch.int32, device=device)
     each = torch.arange(len(lens), dtype=torch.int32, device=device)
     channels, width = weight.shape

@@ -99,6 +99,11 @@ class PackedExecutor:
         return self._model.vector_width
 
     @property
+    def recurrent(self) -> bool:
+        """Whether the model has recurrent layers."""
+        return self._model.conv_width > 0
+
+    @property
     def widths(self) -> tuple[int, int]:
         """Vector and state width, see `Model`."""
         return self._model.vector_width, self._model.state_width
@@ -190,12 +195,8 @@ class PackedExecutor:
         if not width:
             return None
         stored = next((at for at, slots in enumerate(stores) if slots is not None), None)
-        return LayerRecurrence(
-            RecurrencePlan(layout, width),
-            stored,
-            self._model.pool.states,
-            kernels=self._way is not AttentionWay.TORCH,
-        )
+        plan, kernels = RecurrencePlan(layout, width, stored), self._way is not AttentionWay.TORCH
+        return LayerRecurrence(plan, self._model.pool.states, kernels=kernels)
 
     def _attention(self, layout: ForwardLayout) -> Attention:
         model = self._model

@@ -6,75 +6,101 @@ that it carries from token to token.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sglang_prefill_ext.layout.tokens import ForwardLayout
 
+CHUNK = 64
+"""Tokens of a prompt that are computed at a time, as in SGLang's kernels."""
+
+MOST_CHUNKS = 256
+"""Of one part. SGLang's kernels keep a state of each chunk for a while, and have a program for each
+head of each sequence, of which CUDA allows 65,535."""
+
+MOST_STATES = 32
+"""Prefixes of one pass, each of which has a state."""
+
+Ints = NDArray[np.int64]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sequences:
-    """Stretches of prompts that lie one behind the other.
+class Part:
+    """Sequences, each a stretch of a prompt, that a layer computes at once.
 
     Attributes:
+        tokens: where they lie, one behind the other, in the order of the plan.
         lens: int64 ``[n]``, tokens of each, >= 1.
         slots: int32 ``[n]``, the state from which each starts.
+        keep: these are prefixes, so their states are kept.
     """
 
-    lens: NDArray[np.int64]
+    tokens: slice
+    lens: Ints
     slots: NDArray[np.int32]
+    keep: bool
 
     @property
     def bounds(self) -> NDArray[np.int32]:
         """int32 ``[n + 1]``: where each begins, then the number of tokens."""
         return np.concatenate([[0], self.lens.cumsum()]).astype(np.int32)
 
+    @property
+    def chunk_bounds(self) -> NDArray[np.int32]:
+        """int32 ``[n + 1]``: the first chunk of each, then the number of chunks."""
+        return np.concatenate([[0], _chunks(self.lens).cumsum()]).astype(np.int32)
+
+    def chunks(self) -> NDArray[np.int32]:
+        """int32 ``[chunks, 2]``: sequence of each chunk, and its number within that."""
+        counts, first = _chunks(self.lens), self.chunk_bounds
+        sequences = np.repeat(np.arange(len(counts)), counts)
+        return np.stack([sequences, np.arange(first[-1]) - first[sequences]], 1).astype(np.int32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pass:
+    """Groups that are computed together, and parts of their prefixes, then of their rows.
+
+    Attributes:
+        slots: of each group that has one, its state: 1, 2, ... 0 is that of no token.
+    """
+
+    slots: dict[int, int]
+    parts: tuple[Part, ...]
+
 
 @dataclass(frozen=True, eq=False)  # no slots: `cached_property` needs a `__dict__`
 class RecurrencePlan:
     """What all recurrent layers of one forward read.
 
-    States are numbered: 0 is that of a prompt without tokens, then one for each group with a
-    prefix. A layer first carries these through the fresh prefixes, and then starts every row from
-    one of them.
-
     Args:
         width: how many tokens of a prompt the convolution sees at a time, the last one included.
+        stored: the group whose prefix is to be held from now on; None for none.
     """
 
     layout: ForwardLayout
     width: int
+    stored: int | None = None
 
     @cached_property
-    def group_slots(self) -> NDArray[np.int32]:
-        """int32 ``[groups]``: the state of each group's prefix."""
-        has_prefix = np.array([group.prefix_len > 0 for group in self.layout.groups])
-        slots: NDArray[np.int32] = (has_prefix.cumsum() * has_prefix).astype(np.int32)
-        return slots
-
-    @property
-    def num_slots(self) -> int:
-        return 1 + int(self.group_slots.max())
-
-    @cached_property
-    def prefixes(self) -> Sequences:
-        """The fresh prefixes."""
-        has_fresh = self._fresh > 0
-        return Sequences(self._fresh[has_fresh], self.group_slots[has_fresh])
-
-    @cached_property
-    def rows(self) -> Sequences:
-        return Sequences(self._row_lens, self.group_slots[self._row_groups])
+    def passes(self) -> tuple[Pass, ...]:
+        passes, first = list[Pass](), 0
+        for start, stop in pairwise(self._cuts):
+            passes.append(self._pass(range(start, stop), first))
+            first = passes[-1].parts[-1].tokens.stop
+        return tuple(passes)
 
     def order(self) -> NDArray[np.int32] | None:
-        """int32 ``[T]``: tokens of all prefixes, then those of all rows; None if they lie so."""
-        if len(self.layout.groups) == 1 or not self._fresh.any() or not self.layout.num_rows:
-            return None
-        is_row = self._is_row
-        return np.concatenate([np.flatnonzero(~is_row), np.flatnonzero(is_row)]).astype(np.int32)
+        """int32 ``[T]``: the tokens in the order in which passes have them; None if they lie so."""
+        pass_of = np.repeat(np.arange(len(self._cuts) - 1), np.diff(self._cuts))
+        of_row = self._is_row | ~self._is_divided[self._groups]
+        order = np.argsort(2 * pass_of[self._groups] + of_row, kind="stable").astype(np.int32)
+        return None if (order[1:] > order[:-1]).all() else order
 
     def previous(self) -> NDArray[np.int32]:
         """int32 ``[T, width - 1]``: the tokens before each token in its prompt, the nearest last.
@@ -86,8 +112,7 @@ class RecurrencePlan:
         back = np.arange(self.width - 1, 0, -1)
         inside = np.arange(self.layout.num_tokens)[:, None] - back
         before_segment = back - offsets[:, None]
-        crossing = before_segment > 0
-        tokens, places = np.nonzero(crossing)
+        tokens, places = np.nonzero(before_segment > 0)
         inside[tokens, places] = self._before(
             self._groups[tokens], self._is_row[tokens], before_segment[tokens, places]
         )
@@ -99,35 +124,61 @@ class RecurrencePlan:
         groups = np.full(len(back), group)
         return self._before(groups, np.ones(len(back), dtype=bool), back).astype(np.int32)
 
-    def _before(
-        self, groups: NDArray[np.int64], of_row: NDArray[np.bool_], back: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
+    def _pass(self, groups: range, first: int) -> Pass:
+        """The pass of some groups, whose tokens begin at `first` in the order."""
+        divided = [group for group in groups if self._is_divided[group]]
+        slots = {group: 1 + number for number, group in enumerate(divided)}
+        fresh = [group for group in divided if self._fresh[group]]
+        prefix_lens = self._fresh[fresh]
+        lens, of_rows = list[int](), list[int]()
+        for group in groups:
+            span = self.layout.groups[group]
+            is_one = group not in slots and span.fresh > 0
+            own = [span.num_tokens] if is_one else span.suffix_lens.tolist()
+            lens += own
+            of_rows += [slots.get(group, 0)] * len(own)
+        parts = [*_parts(prefix_lens, [slots[group] for group in fresh], first, keep=True)]
+        first += int(prefix_lens.sum())
+        parts += _parts(np.array(lens, dtype=np.int64), of_rows, first, keep=False)
+        return Pass(slots, tuple(parts))
+
+    def _before(self, groups: Ints, of_row: NDArray[np.bool_], back: Ints) -> Ints:
         """The token that lies `back` >= 1 tokens before the start of a row, or of a prefix."""
         fresh = np.where(of_row, self._fresh[groups], 0)
         in_held = back - fresh  # counted from the end of the held prefix, from 1
         held = np.array([group.held for group in self.layout.groups], dtype=np.int64)[groups]
         first_held, nothing = self.layout.num_tokens, self.layout.num_tokens + self.width - 1
         outside = np.where(in_held <= held, first_held + self.width - 1 - in_held, nothing)
-        before: NDArray[np.int64] = np.where(
+        before: Ints = np.where(
             back <= fresh, self.layout.group_starts[groups] + fresh - back, outside
         )
         return before
 
     @cached_property
-    def _fresh(self) -> NDArray[np.int64]:
+    def _is_divided(self) -> NDArray[np.bool_]:
+        """bool ``[groups]``: whether a group's prefix has a state, from which several rows start.
+
+        Other groups are one sequence, or rows without a prefix.
+        """
+        return np.array(
+            [
+                group.held > 0 or number == self.stored or (group.fresh > 0 and group.num_rows > 1)
+                for number, group in enumerate(self.layout.groups)
+            ]
+        )
+
+    @cached_property
+    def _cuts(self) -> list[int]:
+        """The first group of each pass, then the number of groups."""
+        starts = np.flatnonzero(self._is_divided)[MOST_STATES::MOST_STATES]
+        return [0, *starts.tolist(), len(self.layout.groups)]
+
+    @cached_property
+    def _fresh(self) -> Ints:
         return np.array([group.fresh for group in self.layout.groups], dtype=np.int64)
 
     @cached_property
-    def _row_lens(self) -> NDArray[np.int64]:
-        return np.concatenate([group.suffix_lens for group in self.layout.groups]).astype(np.int64)
-
-    @cached_property
-    def _row_groups(self) -> NDArray[np.int64]:
-        rows = [group.num_rows for group in self.layout.groups]
-        return np.repeat(np.arange(len(rows)), rows)
-
-    @cached_property
-    def _groups(self) -> NDArray[np.int64]:
+    def _groups(self) -> Ints:
         """int64 ``[T]``: the group of each token."""
         tokens = [group.num_tokens for group in self.layout.groups]
         return np.repeat(np.arange(len(tokens)), tokens)
@@ -138,3 +189,20 @@ class RecurrencePlan:
         offsets = np.arange(self.layout.num_tokens) - self.layout.group_starts[self._groups]
         is_row: NDArray[np.bool_] = offsets >= self._fresh[self._groups]
         return is_row
+
+
+def _parts(lens: Ints, slots: Sequence[int], first: int, *, keep: bool) -> Iterator[Part]:
+    """Divide sequences into parts of at most `MOST_CHUNKS` chunks, or of one sequence."""
+    chunks, start = _chunks(lens).cumsum(), 0
+    while start < len(lens):
+        before = chunks[start - 1] if start else 0
+        stop = max(start + 1, int(chunks.searchsorted(before + MOST_CHUNKS, side="right")))
+        own = lens[start:stop]
+        tokens = slice(first, first + int(own.sum()))
+        yield Part(tokens, own, np.array(slots[start:stop], dtype=np.int32), keep)
+        start, first = stop, tokens.stop
+
+
+def _chunks(lens: Ints) -> Ints:
+    """Chunks of each sequence."""
+    return -(-lens // CHUNK)

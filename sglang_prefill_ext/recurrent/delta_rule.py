@@ -5,23 +5,22 @@ Yang, Kautz, Hatamizadeh: Gated Delta Networks, arXiv 2412.06464. Each head has 
 
     S <- exp(g) * S
     S <- S + beta * (v - S k) k^T
-    out = S q
+    out = S q / sqrt(D)
 
-Queries and keys are scaled to length 1 before, and queries then by ``1 / sqrt(D)``. Tokens are
-computed in chunks, within which the steps are a triangular system of equations (section 3.3).
+Queries and keys are scaled to length 1 before. Tokens are computed in chunks, within which the
+steps are a triangular system of equations (section 3.3).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
-from torch.nn.utils.rnn import pad_sequence
 
-CHUNK = 64
+from sglang_prefill_ext.layout.recurrence_plan import CHUNK
+
 _EPSILON = 1e-6
 """Added to the squared length of queries and keys, as in SGLang's and Hugging Face's code."""
 
@@ -30,7 +29,7 @@ class RuleInputs(NamedTuple):
     """Inputs of the rule for T tokens, sequence after sequence.
 
     Attributes:
-        q, k: ``[T, H, D]``, of any length.
+        q, k: ``[T, H, D]``, of length 1.
         v: ``[T, HV, Dv]``; HV is a multiple of H, and heads of values share those of keys in order.
         g: ``[T, HV]``, logarithm (natural) of the decay, <= 0.
         beta: ``[T, HV]``, how much of a token is written, from 0 to 1.
@@ -47,62 +46,68 @@ class RuleInputs(NamedTuple):
         return RuleInputs(*(each[tokens] for each in self))
 
 
-def gates(a_log: Tensor, dt_bias: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `g` and `beta` of `RuleInputs`, float32.
+def prepared(
+    a_log: Tensor, dt_bias: Tensor, q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor
+) -> RuleInputs:
+    """Scale queries and keys, and make the gates, all in float32.
 
     Args:
         a_log, dt_bias: weights of the layer, ``[HV]``.
         a, b: its projections, ``[T, HV]``.
     """
     decay = -a_log.float().exp() * softplus(a.float() + dt_bias.float())
-    return decay, b.float().sigmoid()
+    return RuleInputs(_unit(q), _unit(k), v, decay, b.float().sigmoid())
 
 
 def delta_rule(
-    inputs: RuleInputs, states: Tensor, slots: Tensor, lens: Sequence[int], *, keep: bool
+    inputs: RuleInputs, states: Tensor, slots: Tensor, bounds: Tensor, *, keep: bool
 ) -> Tensor:
     """Carry states through sequences; return the outputs, ``[T, HV, Dv]`` in the dtype of `v`.
 
     Args:
         states: ``[slots, HV, Dv, D]``.
         slots: integers ``[n]``: the state from which each sequence starts.
-        lens: tokens of each sequence.
+        bounds: integers ``[n + 1]``: where each sequence begins, then the number of tokens.
         keep: write the states behind the sequences; no slot may then be there twice.
     """
-    padded = [_padded(each, lens) for each in inputs]
-    q, k, v, g, beta = (each.float().movedim(2, 1) for each in padded)  # [n, heads, longest, ...]
-    shared = v.shape[1] // q.shape[1]
-    q, k = (_unit(each).repeat_interleave(shared, dim=1) for each in (q, k))
-    q = q * q.shape[-1] ** -0.5
-    state = states[slots].float()
-    outputs = []
-    for start in range(0, q.shape[2], CHUNK):
-        chunk = RuleInputs(*(each[:, :, start : start + CHUNK] for each in (q, k, v, g, beta)))
-        out, state = _chunk(chunk, state)
-        outputs.append(out)
+    state, lens = states[slots].float(), bounds.diff()
+    out = torch.empty_like(inputs.v)
+    for start in range(0, int(lens.max()), CHUNK):
+        going = torch.nonzero(lens > start)[:, 0]
+        left = (lens[going] - start).clamp(max=CHUNK)
+        place = torch.arange(int(left.max()), device=lens.device)
+        is_there = place < left[:, None]
+        tokens = torch.where(is_there, bounds[going, None] + start + place, 0)
+        made, state[going] = _chunk(_chunk_of(inputs, tokens, is_there), state[going])
+        out[tokens[is_there]] = made.movedim(1, 2)[is_there].to(out.dtype)
     if keep:
         states[slots] = state.to(states.dtype)
-    out = torch.cat(outputs, dim=2).movedim(1, 2)
-    return torch.cat([row[:length] for row, length in zip(out, lens, strict=True)]).to(
-        inputs.v.dtype
-    )
-
-
-def _padded(tokens: Tensor, lens: Sequence[int]) -> Tensor:
-    """``[n, longest, ...]``. Zeros as `k`, `v`, `g` and `beta` leave a state as it is."""
-    return pad_sequence(list(torch.split(tokens, list(lens))), batch_first=True)
+    return out
 
 
 def _unit(vectors: Tensor) -> Tensor:
+    vectors = vectors.float()
     return vectors * torch.rsqrt((vectors * vectors).sum(-1, keepdim=True) + _EPSILON)
 
 
-def _chunk(inputs: RuleInputs, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Outputs of one chunk, ``[n, HV, tokens, Dv]``, and the states behind it.
+def _chunk_of(inputs: RuleInputs, tokens: Tensor, is_there: Tensor) -> RuleInputs:
+    """A chunk of each sequence, ``[n, HV, tokens, ...]``; zeros stand for tokens not there.
 
-    Args:
-        inputs: ``[n, HV, tokens, ...]``, with queries and keys as the rule wants them.
+    With zeros as `k`, `v`, `g` and `beta` a token leaves the state as it is.
     """
+    shared = inputs.v.shape[1] // inputs.q.shape[1]
+
+    def taken(each: Tensor) -> Tensor:
+        heads = each[tokens].float() * is_there.view(*is_there.shape, *[1] * (each.ndim - 1))
+        return heads.movedim(2, 1)
+
+    q, k, *rest = (taken(each) for each in inputs)
+    q = q * q.shape[-1] ** -0.5
+    return RuleInputs(*(each.repeat_interleave(shared, dim=1) for each in (q, k)), *rest)
+
+
+def _chunk(inputs: RuleInputs, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs of one chunk, ``[n, HV, tokens, Dv]``, and the states behind it."""
     q, k, v, g, beta = inputs
     decay = g.cumsum(-1)
     between = (decay[..., :, None] - decay[..., None, :]).tril().exp().tril()

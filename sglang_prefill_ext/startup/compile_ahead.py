@@ -14,6 +14,7 @@ import numpy as np
 
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.layout.kernel_plan import DIVIDED_PREFIX_TOKENS
+from sglang_prefill_ext.layout.recurrence_plan import CHUNK
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache
@@ -56,6 +57,9 @@ LARGE = Shape(prefix=2048, tokens=16_384, forward=8192)
 LONG = Shape(DIVIDED_PREFIX_TOKENS, DIVIDED_PREFIX_TOKENS + 16, DIVIDED_PREFIX_TOKENS, full=False)
 """Its last forward reads few rows after a prefix so long that its keys are divided."""
 
+MANY_CHUNKS = Shape(prefix=128 * CHUNK + 1, tokens=129 * CHUNK, forward=129 * CHUNK, full=False)
+"""For more than 128 chunks of prefixes, SGLang's kernel of recurrent layers has another form."""
+
 
 class CompilingExecutor(Executor, Protocol):
     """An executor that also tells what decides which kernels it launches; see `Model`."""
@@ -68,6 +72,9 @@ class CompilingExecutor(Executor, Protocol):
 
     @property
     def vector_width(self) -> int: ...
+
+    @property
+    def recurrent(self) -> bool: ...
 
 
 def compile_ahead(executor: CompilingExecutor, budget: ForwardBudget, slots: PrefixCache) -> None:
@@ -87,6 +94,8 @@ def compile_ahead(executor: CompilingExecutor, budget: ForwardBudget, slots: Pre
     shapes = [LONE, SMALL, LARGE] if executor.attention is AttentionWay.AUTO else [LONE, SMALL]
     if executor.longest_prompt is None or executor.longest_prompt > LONG.prefix:
         shapes.append(LONG)
+    if executor.recurrent:
+        shapes.append(MANY_CHUNKS)
     for shape in shapes:
         limit = replace(budget, max_tokens=min(shape.forward, budget.max_tokens))
         rows = _request(shape, limit.max_tokens, executor, slots.capacity)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 import triton.language as tl
@@ -12,8 +13,9 @@ from sglang.kernels.ops.attention.fla import chunk_delta_h, chunk_fwd, chunk_o, 
 from sglang.srt.layers.attention.linear.kernels.gdn_triton import TritonGDNKernel
 
 from sglang_prefill_ext.border.model import delta_rule as border
-from sglang_prefill_ext.recurrent.delta_rule import RuleInputs, gates
-from sglang_prefill_ext.recurrent.layers import Stretch, rule_by_torch
+from sglang_prefill_ext.layout.recurrence_plan import Part
+from sglang_prefill_ext.recurrent.delta_rule import prepared
+from sglang_prefill_ext.recurrent.layers import DevicePart
 
 pytestmark = pytest.mark.filterwarnings("ignore:tl.make_block_ptr is deprecated")
 
@@ -21,10 +23,11 @@ HEADS, VALUE_HEADS, DIM = 2, 4, 64
 LENS = [3, 70, 1]
 
 
-def stretch(slots: list[int], device: torch.device) -> Stretch:
-    bounds = torch.tensor([0, *LENS]).cumsum(0).to(device, torch.int32)
-    places = torch.tensor(slots, dtype=torch.int32, device=device)
-    return Stretch(slice(0, sum(LENS)), LENS, bounds, places)
+def part_of(slots: list[int], device: torch.device, *, keep: bool) -> DevicePart:
+    places = np.array(slots, dtype=np.int32)
+    part = Part(slice(0, sum(LENS)), np.array(LENS), places, keep)
+    arrays = (part.bounds, part.slots, part.chunks(), part.chunk_bounds)
+    return DevicePart(part, *(torch.from_numpy(each).to(device) for each in arrays))
 
 
 @pytest.fixture(autouse=True)
@@ -51,15 +54,39 @@ def test_both_ways_agree(device: torch.device, keep: bool, slots: list[int]) -> 
     q, k = draw(2, tokens, HEADS, DIM).to(device, torch.float16)
     v = draw(tokens, VALUE_HEADS, DIM).to(device, torch.float16)
     a, b = draw(2, tokens, VALUE_HEADS).to(device, torch.float16)
-    a_log, dt_bias = draw(2, VALUE_HEADS).to(device)
-    of_sglang, of_torch = border._gates(a_log, dt_bias, a, b), gates(a_log, dt_bias, a, b)
+    weights = draw(2, VALUE_HEADS).to(device)
+    of_sglang, of_torch = (
+        border._prepared(*weights, q, k, v, a, b),
+        prepared(*weights, q, k, v, a, b),
+    )
     for one, other in zip(of_sglang, of_torch, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=0)  # beta is rounded to half
-    inputs = RuleInputs(q, k, v, *of_torch)
+        torch.testing.assert_close(one.float(), other.float(), rtol=1e-3, atol=1e-3)
     states = draw(3, VALUE_HEADS, DIM, DIM).to(device)
     kept, wanted_kept = states.clone(), states.clone()
-    found = border._rule(TritonGDNKernel(), inputs, kept, stretch(slots, device), keep)
-    wanted = rule_by_torch(inputs, wanted_kept, stretch(slots, device), keep)
+    found, wanted = torch.full_like(v, torch.nan), torch.full_like(v, torch.nan)
+    part = part_of(slots, device, keep=keep)
+    border._rule(of_sglang, kept, part, found)
+    border._rule_by_torch(of_torch, wanted_kept, part, wanted)
     torch.testing.assert_close(found, wanted, rtol=0, atol=2e-2)
     torch.testing.assert_close(kept, wanted_kept, rtol=0, atol=2e-2)
     assert torch.equal(kept, states) != keep
+
+
+def test_the_kernels_are_called_as_by_sglang(device: torch.device) -> None:
+    """Apart from the lists of chunks, which SGLang makes itself."""
+    draw = partial(torch.randn, generator=torch.Generator().manual_seed(2))
+    q, k = draw(2, sum(LENS), HEADS, DIM).to(device, torch.float16)
+    v = draw(sum(LENS), VALUE_HEADS, DIM).to(device, torch.float16)
+    a, b = draw(2, sum(LENS), VALUE_HEADS).to(device, torch.float16)
+    inputs = border._prepared(*draw(2, VALUE_HEADS).to(device), q, k, v, a, b)
+    states, part = draw(3, VALUE_HEADS, DIM, DIM).to(device), part_of([0, 2, 1], device, keep=True)
+    own, of_sglang, found = states.clone(), states.clone(), torch.full_like(v, torch.nan)
+    border._rule(inputs, own, part, found)
+    wanted, _, _ = TritonGDNKernel().extend(
+        *(q[None], k[None], v[None], inputs.g[None], inputs.beta[None]),
+        ssm_states=of_sglang,
+        cache_indices=part.slots,
+        query_start_loc=part.bounds,
+    )
+    assert torch.equal(found, wanted[0])
+    assert torch.equal(own, of_sglang)

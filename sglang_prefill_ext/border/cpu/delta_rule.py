@@ -6,13 +6,14 @@ SGLang computes them with Triton. These functions take the place of its kernels,
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import conv1d, silu
 
-from sglang_prefill_ext.recurrent.delta_rule import RuleInputs, delta_rule, gates
+from sglang_prefill_ext.recurrent.delta_rule import delta_rule, prepared
 
 
 def prefilled(
@@ -68,9 +69,10 @@ def _carried(
     q, k, v = torch.split(mixed, [layer.q_dim, layer.k_dim, layer.v_dim], dim=1)
     q, k = (each.view(-1, layer.num_k_heads, layer.head_k_dim) for each in (q, k))
     v = v.view(-1, layer.num_v_heads, layer.head_v_dim)
-    inputs = RuleInputs(q, k, v, *gates(layer.A_log, layer.dt_bias, a, b))
+    inputs = prepared(layer.A_log, layer.dt_bias, q, k, v, a, b)
     cache.temporal[slots] *= continues[:, None, None, None]
-    return delta_rule(inputs, cache.temporal, slots, lens, keep=True)[None]
+    bounds = torch.tensor([0, *accumulate(lens)])
+    return delta_rule(inputs, cache.temporal, slots, bounds, keep=True)[None]
 
 
 def _convolved(mixed: Tensor, tails: Tensor, lens: list[int], layer: Any) -> tuple[Tensor, Tensor]:

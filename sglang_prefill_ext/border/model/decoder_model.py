@@ -161,7 +161,7 @@ class SglangModel:
         self.heads = head_shape(last)
         recurrent = recurrent_layers(runner.model)
         self.conv_width = max((layer.conv_weights.shape[1] for layer in recurrent), default=0)
-        states = sum(state_bytes(layer, runner.req_to_token_pool) for layer in recurrent)
+        states = sum(state_bytes(layer, self.dtype) for layer in recurrent)
         own = OwnPool(self.heads, len(layers), self.dtype, self.device, states)
         self.pool: KVPool = plain_pool(runner, self.heads) or own
         self.vocab_size: int = runner.model_config.vocab_size

@@ -6,57 +6,88 @@ from functools import partial
 from typing import Any
 
 import torch
+import triton
+from sglang.kernels.ops.attention.fla.chunk_delta_h import chunk_gated_delta_rule_fwd_h
+from sglang.kernels.ops.attention.fla.chunk_fwd import chunk_gated_delta_rule_fwd_intra
+from sglang.kernels.ops.attention.fla.chunk_o import chunk_fwd_kernel_o
+from sglang.kernels.ops.attention.fla.cumsum import chunk_local_cumsum
+from sglang.kernels.ops.attention.fla.l2norm import l2norm_fwd
 from sglang.kernels.ops.attention.linear.fused_gdn_gating import fused_gdn_gating
-from sglang.srt.layers.attention.linear.kernels.gdn_triton import TritonGDNKernel
 from torch import Tensor
 
-from sglang_prefill_ext.recurrent.delta_rule import RuleInputs, gates
-from sglang_prefill_ext.recurrent.layers import DeltaInputs, Stretch, rule_by_torch
+from sglang_prefill_ext.layout.recurrence_plan import CHUNK
+from sglang_prefill_ext.recurrent.delta_rule import RuleInputs, delta_rule, prepared
+from sglang_prefill_ext.recurrent.layers import DeltaInputs, DevicePart
+
+_BLOCK_D, _BLOCK_V = 128, 64
+"""Of `chunk_fwd_kernel_o`, as SGLang launches it."""
 
 
-def delta_inputs(
-    layer: Any, mixed: Tensor, a: Tensor, b: Tensor, state_dtype: torch.dtype
-) -> DeltaInputs:
+def delta_inputs(layer: Any, mixed: Tensor, a: Tensor, b: Tensor) -> DeltaInputs:
     """The inputs of a `RadixLinearAttention`, which carries the weights of its layer.
 
     Args:
         mixed: ``[T, C]``; a, b: ``[T, HV]``; see `DeltaInputs`.
     """
-    on_gpu = mixed.is_cuda and mixed.dtype != torch.float32  # in which the kernels do not compute
+    kernels = mixed.is_cuda and mixed.dtype != torch.float32  # in which they do not compute
     return DeltaInputs(
         *(mixed, a, b, layer.conv_weights, layer.bias),
         key_shape=(layer.num_k_heads, layer.head_k_dim),
         value_shape=(layer.num_v_heads, layer.head_v_dim),
-        state_dtype=state_dtype,
-        gates=partial(_gates if on_gpu else gates, layer.A_log, layer.dt_bias),
-        rule=partial(_rule, TritonGDNKernel()) if on_gpu else rule_by_torch,
+        prepare=partial(_prepared if kernels else prepared, layer.A_log, layer.dt_bias),
+        rule=_rule if kernels else _rule_by_torch,
     )
 
 
-def state_bytes(layer: Any, pool: Any) -> int:
-    """Bytes of what a layer carries behind a prefix.
-
-    Args:
-        pool: SGLang's `HybridReqToTokenPool`, whose states have the same shapes.
-    """
-    cache = pool.mamba2_layer_cache(layer.layer_id)
-    return sum(each[0].nbytes for each in (cache.temporal, *cache.conv))
+def state_bytes(layer: Any, dtype: torch.dtype) -> int:
+    """Bytes of what a layer carries behind a prefix, see `HeldStates`."""
+    channels, width = layer.conv_weights.shape
+    state = layer.num_v_heads * layer.head_v_dim * layer.head_k_dim
+    return int(channels * (width - 1) * dtype.itemsize + state * torch.float32.itemsize)
 
 
-def _gates(a_log: Tensor, dt_bias: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+def _rule_by_torch(inputs: RuleInputs, states: Tensor, part: DevicePart, out: Tensor) -> None:
+    out.copy_(delta_rule(inputs, states, part.slots, part.bounds, keep=part.part.keep))
+
+
+def _prepared(
+    a_log: Tensor, dt_bias: Tensor, q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor
+) -> RuleInputs:
+    """As `prepared`, by SGLang's kernels."""
     g, beta = fused_gdn_gating(a_log, a, b, dt_bias)
-    return g[0], beta[0]
+    return RuleInputs(l2norm_fwd(q), l2norm_fwd(k), v, g[0], beta[0])
 
 
-def _rule(
-    kernel: TritonGDNKernel, inputs: RuleInputs, states: Tensor, stretch: Stretch, keep: bool
-) -> Tensor:
-    out, _, _ = kernel.extend(
-        *(each[None] for each in inputs),
-        ssm_states=states,
-        cache_indices=stretch.slots,
-        query_start_loc=stretch.bounds,
-        inplace_update=keep,
+def _rule(inputs: RuleInputs, states: Tensor, part: DevicePart, out: Tensor) -> None:
+    """The rule by the kernels of SGLang's `chunk_gated_delta_rule`.
+
+    That function would copy the lengths of sequences to the host, to list their chunks.
+    """
+    q, k, v, g, beta = (each[None] for each in inputs)
+    lists = {"cu_seqlens": part.bounds, "chunk_indices": part.chunks}
+    g = chunk_local_cumsum(g, chunk_size=CHUNK, **lists)
+    w, u, _ = chunk_gated_delta_rule_fwd_intra(k=k, v=v, g=g, beta=beta, **lists)
+    h, new = chunk_gated_delta_rule_fwd_h(
+        *(k, w, u, g),
+        initial_state=states,
+        initial_state_indices=part.slots,
+        chunk_offsets=part.chunk_bounds,
+        inplace_update=part.part.keep,
+        **lists,
     )
-    values: Tensor = out[0]
-    return values
+    (tokens, heads, value_dim), (key_heads, dim) = inputs.v.shape, inputs.q.shape[1:]
+    chunk_fwd_kernel_o[(triton.cdiv(value_dim, _BLOCK_V), len(part.chunks), heads)](
+        *(q, k, new, h, g, out, part.bounds, part.chunks, dim**-0.5),
+        T=tokens,
+        H=heads,
+        Hg=key_heads,
+        K=dim,
+        V=value_dim,
+        BT=CHUNK,
+        BK=_BLOCK_D,
+        BV=_BLOCK_V,
+        USE_G=True,
+        IS_VARLEN=True,
+        num_warps=4,
+        num_stages=2,
+    )

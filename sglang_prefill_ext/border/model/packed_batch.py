@@ -93,19 +93,22 @@ class PackedAttentionBackend(AttentionBackend):  # type: ignore[misc]
         forward_batch.latents = latents
         return q, *latents.expand(latents.compressed, latents.rotated)
 
-    def forward(self, *args: Any, mixed_qkv: Tensor | None = None, **kwargs: Any) -> Tensor:
-        if mixed_qkv is not None:
-            return self._recur(mixed_qkv, **kwargs)
-        out: Tensor = super().forward(*args, **kwargs)
-        return out
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Attention of a layer; its gated delta rule if there is a `mixed_qkv`."""
+        compute = self._recur if "mixed_qkv" in kwargs else self.forward_extend
+        return compute(*args, **kwargs)
 
     def _recur(
-        self, mixed: Tensor, *, a: Tensor, b: Tensor, layer: Any, forward_batch: PackedForwardBatch
+        self,
+        *,
+        mixed_qkv: Tensor,
+        a: Tensor,
+        b: Tensor,
+        layer: Any,
+        forward_batch: PackedForwardBatch,
     ) -> Tensor:
         """The gated delta rule of a layer, ``[1, T, HV, Dv]``."""
-        cache = self.req_to_token_pool.mamba2_layer_cache(layer.layer_id)
-        inputs = delta_inputs(layer, mixed, a, b, cache.temporal.dtype)
-        out: Tensor = forward_batch.recur(layer.layer_id, inputs)
+        out: Tensor = forward_batch.recur(layer.layer_id, delta_inputs(layer, mixed_qkv, a, b))
         return out[None]
 
     def forward_extend(

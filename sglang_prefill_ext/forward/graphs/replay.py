@@ -103,7 +103,7 @@ class PackedGraphs:
         if self._way is AttentionWay.TORCH:
             self.give_up("attention by torch plans its calls on the host")
         elif self._model.conv_width:
-            self.give_up("SGLang's recurrent layers read the lengths of prompts on the host")
+            self.give_up("the kernels of recurrent layers are launched by the lengths of prompts")
         elif not self._model.causal:
             self.give_up("SGLang's encoders read the lengths of prompts on the host")
         else:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_prefill_ext.layout.recurrence_plan import RecurrencePlan, Sequences
+from sglang_prefill_ext.layout import recurrence_plan as module
+from sglang_prefill_ext.layout.recurrence_plan import CHUNK, RecurrencePlan
 from sglang_prefill_ext.layout.tokens import ForwardLayout, GroupSpan
 from tests.unit.attention.strategies import layout, layouts
 
@@ -57,39 +58,84 @@ def test_the_tail_of_a_prefix_is_its_last_tokens(forward: ForwardLayout, width: 
         assert plan.tail(number).tolist() == wanted
 
 
-def of(sequences: Sequences, tokens: list[int]) -> list[tuple[list[int], int]]:
-    """The tokens of each sequence, and the state from which it starts."""
-    bounds = sequences.bounds.tolist()
-    assert np.diff(bounds).tolist() == sequences.lens.tolist()
-    parts = [tokens[start:stop] for start, stop in pairwise(bounds)]
-    return list(zip(parts, sequences.slots.tolist(), strict=True))
+@st.composite
+def plans(draw: st.DrawFn) -> RecurrencePlan:
+    forward = draw(layouts(max_groups=8))
+    with_prefix = [at for at, span in enumerate(forward.groups) if span.fresh]
+    stored = draw(st.none() | st.sampled_from(with_prefix)) if with_prefix else None
+    return RecurrencePlan(forward, 4, stored)
 
 
-@given(layouts())
-def test_prefixes_come_first_and_rows_start_from_their_states(forward: ForwardLayout) -> None:
-    plan = RecurrencePlan(forward, 4)
+def sequences(plan: RecurrencePlan) -> list[tuple[list[int], list[int], bool]]:
+    """Of each sequence, in the order of computing: its tokens, those before it whose state it
+    starts from, and whether its state is kept."""
     order = plan.order()
-    tokens = [*range(forward.num_tokens)] if order is None else order.tolist()
-    cut = int(plan.prefixes.lens.sum())
-    slots, prefixes, rows = [0], list[tuple[list[int], int]](), list[tuple[list[int], int]]()
-    of_group = dict[int, int]()
-    for number, span in enumerate(forward.groups):
-        if span.prefix_len:
-            slots.append(len(slots))
-        of_group[number] = slots[-1] if span.prefix_len else 0
-    is_prefix = set[int]()
-    for number, span, own, before in segments(forward):
-        if not before and span.fresh and number not in is_prefix:
-            is_prefix.add(number)
-            prefixes.append((own, of_group[number]))
-        else:
-            rows.append((own, of_group[number]))
-    assert plan.num_slots == len(slots)
-    assert of(plan.prefixes, tokens[:cut]) == prefixes
-    assert of(plan.rows, tokens[cut:]) == rows
+    tokens = [*range(plan.layout.num_tokens)] if order is None else order.tolist()
+    found, done = [], 0
+    for each in plan.passes:
+        behind = dict[int, list[int]]()
+        for part in each.parts:
+            assert part.tokens.start == done
+            done = part.tokens.stop
+            own = tokens[part.tokens]
+            bounds = part.bounds.tolist()
+            assert bounds[-1] == len(own)
+            for slot, start, stop in zip(part.slots.tolist(), bounds, bounds[1:], strict=False):
+                found.append((own[start:stop], behind.get(slot, []), part.keep))
+                if part.keep:
+                    assert slot > 0
+                    assert slot not in behind
+                    behind[slot] = own[start:stop]
+    assert done == len(tokens)
+    assert sorted(tokens) == [*range(done)]
+    return found
+
+
+@settings(deadline=None)
+@given(plans(), st.integers(1, 3), st.integers(1, 4))
+def test_every_token_is_computed_behind_those_of_its_prompt(
+    plan: RecurrencePlan, most_states: int, most_chunks: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "MOST_STATES", most_states)
+        patch.setattr(module, "MOST_CHUNKS", most_chunks)
+        found = sequences(plan)
+        for each in plan.passes:
+            assert len(each.slots) <= most_states
+            assert [*each.slots.values()] == [*range(1, len(each.slots) + 1)]
+            for part in each.parts:
+                assert len(part.chunks()) <= most_chunks or len(part.lens) == 1
+    computed = {
+        token: before + own[:at] for own, before, _ in found for at, token in enumerate(own)
+    }
+    for _, _, tokens, before in segments(plan.layout):
+        for place, token in enumerate(tokens):
+            assert computed[token] == before + tokens[:place]
+
+
+@given(plans())
+def test_only_states_that_are_read_again_are_kept(plan: RecurrencePlan) -> None:
+    slots = {group for each in plan.passes for group in each.slots}
+    for number, span in enumerate(plan.layout.groups):
+        several = span.fresh > 0 and span.num_rows > 1
+        assert (number in slots) == (span.held > 0 or several or number == plan.stored)
+
+
+@given(st.lists(st.integers(1, 3 * CHUNK), min_size=1, max_size=6))
+def test_chunks_of_sequences(lens: list[int]) -> None:
+    part = module.Part(slice(0, sum(lens)), np.array(lens), np.zeros(len(lens), np.int32), False)
+    wanted = [
+        (sequence, chunk)
+        for sequence, length in enumerate(lens)
+        for chunk in range(-(-length // CHUNK))
+    ]
+    assert [*map(tuple, part.chunks().tolist())] == wanted
+    firsts = [wanted.index((sequence, 0)) for sequence in range(len(lens))]
+    assert part.chunk_bounds.tolist() == [*firsts, len(wanted)]
 
 
 def test_one_group_lies_in_order_already() -> None:
     assert RecurrencePlan(layout((0, 5, 2, 3)), 4).order() is None
     assert RecurrencePlan(layout((0, 0, 2, 3), (7, 0, 4)), 4).order() is None
-    assert RecurrencePlan(layout((0, 5), (0, 6)), 4).order() is None
+    assert RecurrencePlan(layout((0, 5, 1), (0, 6, 2)), 4).order() is None
+    assert RecurrencePlan(layout((0, 2, 1, 1), (0, 1, 1, 1)), 4).order() is not None

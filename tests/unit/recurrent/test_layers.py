@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
 from hypothesis import given, settings
@@ -10,12 +12,12 @@ from torch import Tensor
 
 from sglang_prefill_ext.layout.recurrence_plan import RecurrencePlan
 from sglang_prefill_ext.layout.tokens import ForwardLayout, GroupSpan
-from sglang_prefill_ext.recurrent.delta_rule import gates
+from sglang_prefill_ext.recurrent.delta_rule import RuleInputs, delta_rule, prepared
 from sglang_prefill_ext.recurrent.layers import (
     DeltaInputs,
+    DevicePart,
     HeldStates,
     LayerRecurrence,
-    rule_by_torch,
 )
 
 KEY_SHAPE, VALUE_SHAPE, WIDTH, LAYER = (1, 4), (2, 3), 4, 5
@@ -47,18 +49,22 @@ def cut(prompt: Prompt, tokens: slice) -> Prompt:
 def run(
     groups: list[GroupSpan], inputs: Prompt, states: HeldStates, stored: int | None = None
 ) -> Tensor:
-    plan = RecurrencePlan(ForwardLayout(tuple(groups)), WIDTH)
-    recurrence = LayerRecurrence(plan, stored, states, kernels=False)
+    plan = RecurrencePlan(ForwardLayout(tuple(groups)), WIDTH, stored)
+    recurrence = LayerRecurrence(plan, states, kernels=False)
     recurrence.bind([torch.from_numpy(array) for array in recurrence.host_arrays()])
     mixed, a, b = inputs
     return recurrence(
         LAYER,
         DeltaInputs(
-            *(mixed, a, b, CONV_WEIGHT, None, KEY_SHAPE, VALUE_SHAPE, torch.float32),
-            gates=lambda a, b: gates(A_LOG, DT_BIAS, a, b),
-            rule=rule_by_torch,
+            *(mixed, a, b, CONV_WEIGHT, None, KEY_SHAPE, VALUE_SHAPE),
+            prepare=partial(prepared, A_LOG, DT_BIAS),
+            rule=rule,
         ),
     )
+
+
+def rule(inputs: RuleInputs, states: Tensor, part: DevicePart, out: Tensor) -> None:
+    out.copy_(delta_rule(inputs, states, part.slots, part.bounds, keep=part.part.keep))
 
 
 def span(held: int, fresh: int, rows: list[int]) -> GroupSpan:

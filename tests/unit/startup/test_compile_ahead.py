@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from sglang_prefill_ext.attention.way import kernel_way
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.layout.kernel_plan import DIVIDED_PREFIX_TOKENS, plan_tiles
+from sglang_prefill_ext.layout.recurrence_plan import RecurrencePlan
 from sglang_prefill_ext.layout.tokens import ForwardLayout
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
@@ -25,6 +26,8 @@ Kind = tuple[AttentionWay, bool]
 
 class Stage(IdleExecutor):
     """Computes nothing; has the given way of attention, and records the plan of every forward."""
+
+    recurrent = False
 
     def __init__(self, attention: AttentionWay, longest_prompt: int | None = None) -> None:
         self.attention = attention
@@ -154,3 +157,20 @@ def test_prompts_without_a_prefix_have_one_kind() -> None:
     stage.causal = False
     compile_ahead(stage, ForwardBudget(1000), MemoryCache())
     assert stage.plans == []
+
+
+@pytest.mark.parametrize("most_tokens", [8_256, 16_384])
+def test_every_form_of_the_kernels_of_recurrent_layers_is_tried(most_tokens: int) -> None:
+    """SGLang's kernel has forms for few, more and many chunks, and for states that are kept."""
+    stage = Stage(AttentionWay.AUTO)
+    stage.recurrent = True
+    slots = MemoryCache(keeps=False, capacity=20_000)
+    compile_ahead(stage, ForwardBudget(most_tokens), slots)
+    forms = set()
+    for plan in stage.plans:
+        chunk_alone = 0 if not plan.num_rows else None
+        for each in RecurrencePlan(plan.layout, width=4, stored=chunk_alone).passes:
+            for part in each.parts:
+                chunks = len(part.chunks())
+                forms.add((part.keep, (chunks > 32) + (chunks > 128)))
+    assert forms == {(keep, size) for keep in (True, False) for size in range(3)}

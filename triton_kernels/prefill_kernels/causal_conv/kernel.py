@@ -10,7 +10,7 @@ def causal_conv_kernel(
     x,  # [T, C], inputs of all tokens
     x_stride,
     held,  # [W - 1, C], contiguous
-    order,  # int32 [T]; None: as the tokens lie
+    order,  # int32 [T]
     previous,  # int32 [T, W - 1], contiguous
     weight,  # [C, W], contiguous
     bias,  # [C]; None for none
@@ -27,9 +27,7 @@ def causal_conv_kernel(
     token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     in_token, in_channel = token < num_tokens, channel < C
-    own = token
-    if order is not None:
-        own = tl.load(order + token, mask=in_token, other=0)
+    own = tl.load(order + token, mask=in_token, other=0)
     total = _product(x + own.to(tl.int64) * x_stride, in_token, weight + W - 1, channel, C, W)
     for place in tl.static_range(W - 1):
         at = tl.load(previous + token * (W - 1) + place, mask=in_token, other=num_tokens + W)

@@ -19,12 +19,12 @@ class Taps:
     """The tokens that a convolution of width W sees, for T tokens in the order of its output.
 
     Attributes:
-        order: int32 `[T]`, the tokens; None: as they lie.
+        order: int32 `[T]`, the tokens.
         previous: int32 `[T, W - 1]`, contiguous: the tokens before each in its prompt, the nearest
             last. `T + i` is held input i, and `T + W - 1` stands for no token, an input of zeros.
     """
 
-    order: Tensor | None
+    order: Tensor
     previous: Tensor
 
 
@@ -95,7 +95,6 @@ def _check(
     check_tensor("previous", taps.previous, (tokens, width - 1), (torch.int32,), x.device)
     for name, tensor in (("held", held), ("weight", weight), ("previous", taps.previous)):
         require(tensor.is_contiguous(), name, "not contiguous", "call .contiguous()")
-    if taps.order is not None:
-        check_tensor("order", taps.order, (tokens,), (torch.int32,), x.device)
+    check_tensor("order", taps.order, (tokens,), (torch.int32,), x.device)
     if bias is not None:
         check_tensor("bias", bias, (channels,), _FLOATS, x.device)

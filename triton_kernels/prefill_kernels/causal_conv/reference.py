@@ -12,8 +12,7 @@ def causal_conv_reference(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `causal_conv`; sums are in the dtype of `weight`."""
     everything = torch.cat([x, held, torch.zeros_like(held[:1])]).to(weight.dtype)
-    own = x if taps.order is None else x.index_select(0, taps.order)
-    out = own.to(weight.dtype) * weight[:, -1]
+    out = x.index_select(0, taps.order).to(weight.dtype) * weight[:, -1]
     for at, before in enumerate(taps.previous.unbind(1)):
         out += everything.index_select(0, before) * weight[:, at]
     out = silu(out if bias is None else out + bias).to(x.dtype)
