@@ -146,7 +146,7 @@ PROCESS_PATCHES: tuple[Patch, ...] = (
                 "kernels.ops.attention.fla.layernorm_gated.RMSNorm.forward",
                 "gated_norm",
                 "its gated norms would fail",
-                "self.weight self.eps self.activation",
+                "self.weight self.eps self.activation self.group_size self.norm_before_gate",
             ),
             (
                 "P69",

@@ -63,14 +63,15 @@ def _carried(
     cache = backend.req_to_token_pool.mamba2_layer_cache(layer.layer_id)
     slots = backend.forward_metadata.mamba_cache_indices
     mixed, a, b = projected
-    tails = cache.conv[0][slots].to(mixed.dtype) * continues[:, None, None]
+    begins = ~continues
+    tails = cache.conv[0][slots].to(mixed.dtype).masked_fill(begins[:, None, None], 0)
     mixed, tails = _convolved(mixed, tails, lens, layer)
     cache.conv[0][slots] = tails.to(cache.conv[0].dtype)
     q, k, v = torch.split(mixed, [layer.q_dim, layer.k_dim, layer.v_dim], dim=1)
     q, k = (each.view(-1, layer.num_k_heads, layer.head_k_dim) for each in (q, k))
     v = v.view(-1, layer.num_v_heads, layer.head_v_dim)
     inputs = prepared(layer.A_log, layer.dt_bias, q, k, v, a, b)
-    cache.temporal[slots] *= continues[:, None, None, None]
+    cache.temporal[slots[begins]] = 0
     bounds = torch.tensor([0, *accumulate(lens)])
     return delta_rule(inputs, cache.temporal, slots, bounds, keep=True)[None]
 
@@ -91,9 +92,11 @@ def _convolved(mixed: Tensor, tails: Tensor, lens: list[int], layer: Any) -> tup
 
 
 def gated_norm(
-    _original: Callable[..., Tensor], norm: Any, x: Tensor, z: Tensor | None = None
+    original: Callable[..., Tensor], norm: Any, x: Tensor, z: Tensor | None = None
 ) -> Tensor:
-    """AROUND `RMSNorm.forward` of SGLang's gated norms."""
+    """AROUND `RMSNorm.forward` of SGLang's gated norms; others than those of such layers stay."""
+    if norm.group_size is not None or not norm.norm_before_gate:
+        return original(norm, x, z)
     states = x.float()
     out: Tensor = (
         states * torch.rsqrt(states.square().mean(-1, keepdim=True) + norm.eps) * norm.weight
