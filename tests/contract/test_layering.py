@@ -80,8 +80,8 @@ LAYERS = {
     "sizing": Layer("errors config fleet", "rich typer"),
     "patching": Layer("", "msgspec packaging rich"),
     "border": Layer(
-        "errors config wire moe metrics process shared_device scheduling startup attention"
-        " recurrent forward texts frontend attach sizing patching",
+        "errors config wire layout moe metrics process shared_device scheduling startup"
+        " attention recurrent forward texts frontend attach sizing patching",
         "sglang transformers torch numpy fastapi msgspec starlette",
         light=False,
     ),

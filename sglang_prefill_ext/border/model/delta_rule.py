@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import triton
 from sglang.kernels.ops.attention.fla.chunk_delta_h import chunk_gated_delta_rule_fwd_h
 from sglang.kernels.ops.attention.fla.chunk_fwd import chunk_gated_delta_rule_fwd_intra
 from sglang.kernels.ops.attention.fla.chunk_o import chunk_fwd_kernel_o
@@ -76,7 +75,7 @@ def _rule(inputs: RuleInputs, states: Tensor, part: DevicePart, out: Tensor) -> 
         **lists,
     )
     (tokens, heads, value_dim), (key_heads, dim) = inputs.v.shape, inputs.q.shape[1:]
-    chunk_fwd_kernel_o[(triton.cdiv(value_dim, _BLOCK_V), len(part.chunks), heads)](
+    chunk_fwd_kernel_o[(-(-value_dim // _BLOCK_V), len(part.chunks), heads)](
         *(q, k, new, h, g, out, part.bounds, part.chunks, dim**-0.5),
         T=tokens,
         H=heads,
