@@ -19,11 +19,11 @@ from sglang_prefill_ext.layout.tokens import ForwardLayout
 CHUNK = 64
 """Tokens of a prompt that are computed at a time, as in SGLang's kernels."""
 
-MOST_CHUNKS = 256
+MOST_CHUNKS = 512
 """Of one part. SGLang's kernels keep a state of each chunk for a while, and have a program for each
 head of each sequence, of which CUDA allows 65,535."""
 
-MOST_STATES = 32
+MOST_STATES = 64
 """Prefixes of one pass, each of which has a state."""
 
 Ints = NDArray[np.int64]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from prefill_kernels.causal_conv.reference import causal_conv_reference
 from torch import Tensor
 
 from sglang_prefill_ext.layout.recurrence_plan import Part, Pass, RecurrencePlan
-from sglang_prefill_ext.recurrent.delta_rule import RuleInputs
+from sglang_prefill_ext.recurrent.delta_rule import RuleInputs, delta_rule, prepared
 
 HeldStates: TypeAlias = dict[int, tuple[Tensor, Tensor]]
 """By layer, what it carries behind the held prefix: the last inputs of its convolution, ``[W - 1,
@@ -37,11 +37,23 @@ class DevicePart:
     chunk_bounds: Tensor
 
 
-Prepare: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], RuleInputs]
-"""``(q, k, v, a, b) -> inputs``: gives queries and keys their length, and makes the gates."""
+class RuleWay(NamedTuple):
+    """A way to compute the rule.
 
-Rule: TypeAlias = Callable[[RuleInputs, Tensor, DevicePart, Tensor], None]
-"""``(inputs, states, part, out)``: see `delta_rule`; `out` is written."""
+    Attributes:
+        prepare: as `prepared`.
+        rule: ``(inputs, states, part, out)``, see `delta_rule`; `out` is written.
+    """
+
+    prepare: Callable[..., RuleInputs]
+    rule: Callable[[RuleInputs, Tensor, DevicePart, Tensor], None]
+
+
+def _rule_by_torch(inputs: RuleInputs, states: Tensor, part: DevicePart, out: Tensor) -> None:
+    out.copy_(delta_rule(inputs, states, part.slots, part.bounds, keep=part.part.keep))
+
+
+BY_TORCH = RuleWay(prepared, _rule_by_torch)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,8 +64,9 @@ class DeltaInputs:
         mixed: ``[T, C]``, queries, keys and values before the convolution.
         a, b: ``[T, HV]``, of which the gates are made.
         conv_weight: ``[C, W]``; conv_bias: ``[C]``.
+        a_log, dt_bias: ``[HV]``, also for the gates.
         key_shape, value_shape: heads and their size.
-        prepare, rule: compute the inputs of the rule, and the rule.
+        kernels: compute the rule; None if they cannot compute this layer.
     """
 
     mixed: Tensor
@@ -61,10 +74,11 @@ class DeltaInputs:
     b: Tensor
     conv_weight: Tensor
     conv_bias: Tensor | None
+    a_log: Tensor
+    dt_bias: Tensor
     key_shape: tuple[int, int]
     value_shape: tuple[int, int]
-    prepare: Prepare
-    rule: Rule
+    kernels: RuleWay | None
 
 
 class LayerRecurrence:
@@ -72,7 +86,7 @@ class LayerRecurrence:
 
     Args:
         states: those of the held prefix; replaced by those of the prefix that the plan stores.
-        kernels: convolve by the Triton kernel, not by torch.
+        kernels: compute by kernels, not by torch.
     """
 
     def __init__(self, plan: RecurrencePlan, states: HeldStates, *, kernels: bool) -> None:
@@ -108,13 +122,14 @@ class LayerRecurrence:
     def __call__(self, layer: int, inputs: DeltaInputs) -> Tensor:
         """Return ``[T, HV, Dv]``, the layer's output before its norm."""
         tail, held = self._before(layer, inputs)
-        tokens = self._rule_inputs(inputs, tail)
+        way = (inputs.kernels if self._kernels else None) or BY_TORCH
+        tokens = self._rule_inputs(inputs, tail, way)
         out = torch.empty_like(tokens.v)
         for each, parts in self._passes:
             states = self._initial(each, inputs, held)
             for part in parts:
                 own = part.part.tokens
-                inputs.rule(tokens.part(own), states, part, out[own])
+                way.rule(tokens.part(own), states, part, out[own])
             if self._tail is not None and self._plan.stored in each.slots:
                 numbered = torch.cat([inputs.mixed, tail, torch.zeros_like(tail[:1])])
                 last = numbered.index_select(0, self._tail)
@@ -137,7 +152,7 @@ class LayerRecurrence:
             states[of.slots[self._held]] = held
         return states
 
-    def _rule_inputs(self, inputs: DeltaInputs, tail: Tensor) -> RuleInputs:
+    def _rule_inputs(self, inputs: DeltaInputs, tail: Tensor, way: RuleWay) -> RuleInputs:
         """The inputs of the rule, in the order of the plan."""
         weight, a, b = inputs.conv_weight, inputs.a, inputs.b
         heads, dim = inputs.key_shape
@@ -149,4 +164,5 @@ class LayerRecurrence:
         if self._order is not None:
             a, b = (each.index_select(0, self._taps.order) for each in (a, b))
         q, k = (each.view(-1, heads, dim) for each in (q, k))
-        return inputs.prepare(q, k, v.view(-1, *inputs.value_shape), a, b)
+        v = v.view(-1, *inputs.value_shape)
+        return way.prepare(inputs.a_log, inputs.dt_bias, q, k, v, a, b)

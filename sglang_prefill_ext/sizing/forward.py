@@ -45,13 +45,25 @@ def packed_bytes(
     """
     tokens = requests * shape.packed_tokens
     numbers = model.read_weights(tokens) + kv_numbers(model, tokens)
-    return number_bytes * (numbers + labels * model.hidden)
+    moved = number_bytes * (numbers + labels * model.hidden)
+    if model.recurrent is None:
+        return moved
+    chunks = _chunks(shape.prefix_tokens) + shape.items * _chunks(shape.suffix_tokens)
+    states = model.recurrent.state_bytes(shape.items, chunks, number_bytes)
+    return moved + requests * states
+
+
+def _chunks(tokens: int) -> int:
+    return -(-tokens // RULE_CHUNK)
 
 
 def kv_numbers(model: ModelShape, tokens: int) -> int:
     """Keys and values of so many tokens, written and read once."""
     return 2 * model.attention_layers * model.kv_heads * (model.head_dim + model.value_dim) * tokens
 
+
+RULE_CHUNK = 64
+"""Tokens of which a recurrent layer computes its rule at a time."""
 
 LABELS = 2
 """Number of tokens whose probabilities are asked for, as for a yes/no question."""

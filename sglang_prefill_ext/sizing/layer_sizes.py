@@ -10,6 +10,8 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_exp
 _ACTIVE = ("num_experts_per_tok", "moe_k")
 _SHARED = ("n_shared_experts", "moe_num_shared_experts")
 _SHARED_WIDTH = ("shared_expert_intermediate_size", "shared_intermediate_size")
+_DENSE = ("qwen3_5_text",)
+"""Types of dense models whose configuration in SGLang has the experts of the class it inherits."""
 _DENSE_AT_FIRST = ("first_k_dense_replace", "moe_layer_start_index")
 
 
@@ -34,6 +36,8 @@ class Experts:
     @classmethod
     def of_config(cls, config: Mapping[str, Any]) -> Self | None:
         """Read them from a `config.json`; None for a dense model."""
+        if config.get("model_type") in _DENSE:
+            return None
         count, active = _number(config, _EXPERTS), _number(config, _ACTIVE)
         if not count or not active:
             return None
@@ -114,7 +118,20 @@ class Recurrent:
     @property
     def rule_operations(self) -> int:
         """Operations of one layer's rule for one token: three products with each head's state."""
-        return 3 * 2 * self.value_heads * self.value_dim * self.key_dim
+        return 3 * 2 * self._state
+
+    def state_bytes(self, sequences: int, chunks: int, number_bytes: int) -> int:
+        """Least traffic of the states of all layers.
+
+        A sequence begins with a float32 state. Each chunk of its tokens writes a state, and reads
+        it again.
+        """
+        return self.layers * self._state * (4 * sequences + 2 * number_bytes * chunks)
+
+    @property
+    def _state(self) -> int:
+        """Numbers of one layer's state."""
+        return self.value_heads * self.value_dim * self.key_dim
 
 
 def _number(config: Mapping[str, Any], names: Iterable[str]) -> int:

@@ -27,7 +27,7 @@ class ModelShape:
 
     Attributes:
         head_dim: size of a head's queries and keys.
-        intermediate: size of a dense layer's MLP.
+        intermediate: size of a dense layer's MLP; 0 if there is none.
         experts: of the layers that have them; None for a dense model.
         tied: the output head has the weights of the embedding.
         latent: of latent attention, which has as many heads of K/V as of queries; None without.
@@ -84,10 +84,12 @@ class ModelShape:
 
     @classmethod
     def _read(cls, config: dict[str, Any]) -> Self:
-        config = config.get("text_config") or config
+        whole, config = config, config.get("text_config") or config
         if uncounted := [name for name in _UNCOUNTED if config.get(name)]:
             raise ValueError(f"it has {uncounted[0]}")
         heads, latent = size_of(config, "num_attention_heads"), Latent.of_config(config)
+        experts = Experts.of_config(config)
+        has_dense = experts is None or experts.dense_layers > 0
         head_dim = config.get("head_dim") or config["hidden_size"] // heads
         if latent is not None:
             head_dim = size_of(config, "qk_nope_head_dim") + latent.rotated
@@ -97,10 +99,10 @@ class ModelShape:
             heads=heads,
             kv_heads=size_of({"num_key_value_heads": heads} | config, "num_key_value_heads"),
             head_dim=head_dim,
-            intermediate=size_of(config, "intermediate_size"),
+            intermediate=size_of(config, "intermediate_size") if has_dense else 0,
             vocabulary=size_of(config, "vocab_size"),
-            experts=Experts.of_config(config),
-            tied=bool(config.get("tie_word_embeddings", False)),
+            experts=experts,
+            tied=bool((whole | config).get("tie_word_embeddings", False)),
             latent=latent,
             recurrent=Recurrent.of_config(config),
         )

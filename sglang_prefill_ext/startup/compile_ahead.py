@@ -60,6 +60,9 @@ LONG = Shape(DIVIDED_PREFIX_TOKENS, DIVIDED_PREFIX_TOKENS + 16, DIVIDED_PREFIX_T
 MANY_CHUNKS = Shape(prefix=128 * CHUNK + 1, tokens=129 * CHUNK, forward=129 * CHUNK, full=False)
 """For more than 128 chunks of prefixes, SGLang's kernel of recurrent layers has another form."""
 
+TOGETHER = Shape(prefix=5, tokens=8, forward=8)
+"""Two such requests share a forward, whose tokens recurrent layers compute in another order."""
+
 
 class CompilingExecutor(Executor, Protocol):
     """An executor that also tells what decides which kernels it launches; see `Model`."""
@@ -102,15 +105,28 @@ def compile_ahead(executor: CompilingExecutor, budget: ForwardBudget, slots: Pre
         job = Job("compile-ahead", rows, pieces=split_request(rows, limit), large=True)
         try:
             while not job.launched:
-                prefixed = PrefixedForward([job], slots)
-                try:
-                    executor.launch(prefixed.plan, prefixed.held, prefixed.stores).wait()
-                finally:
-                    prefixed.rollback()  # cache nothing
+                _launch(executor, [job], slots)
                 job.next_piece += 1
         finally:
             if job.held is not None:
                 job.held.rollback()
+    if executor.recurrent and budget.fits(2 * TOGETHER.tokens, 2 * TOGETHER.tokens):
+        _launch(executor, [_one_of_two(number, executor, budget) for number in (0, 1)], slots)
+
+
+def _launch(executor: CompilingExecutor, jobs: list[Job], slots: PrefixCache) -> None:
+    prefixed = PrefixedForward(jobs, slots)
+    try:
+        executor.launch(prefixed.plan, prefixed.held, prefixed.stores).wait()
+    finally:
+        prefixed.rollback()  # cache nothing
+
+
+def _one_of_two(number: int, executor: CompilingExecutor, budget: ForwardBudget) -> Job:
+    """A request with a prefix of its own."""
+    rows = _request(TOGETHER, TOGETHER.tokens, executor, TOGETHER.prefix)
+    rows = replace(rows, tokens=np.full_like(rows.tokens, number))
+    return Job(f"compile-ahead-{number}", rows, pieces=split_request(rows, budget))
 
 
 def _request(shape: Shape, forward: int, executor: CompilingExecutor, room: int) -> PackedRows:

@@ -12,10 +12,9 @@ import triton.language as tl
 from sglang.kernels.ops.attention.fla import chunk_delta_h, chunk_fwd, chunk_o, op, utils
 from sglang.srt.layers.attention.linear.kernels.gdn_triton import TritonGDNKernel
 
-from sglang_prefill_ext.border.model import delta_rule as border
+from sglang_prefill_ext.border.model.delta_rule import BY_KERNELS
 from sglang_prefill_ext.layout.recurrence_plan import Part
-from sglang_prefill_ext.recurrent.delta_rule import prepared
-from sglang_prefill_ext.recurrent.layers import DevicePart
+from sglang_prefill_ext.recurrent.layers import BY_TORCH, DevicePart
 
 pytestmark = pytest.mark.filterwarnings("ignore:tl.make_block_ptr is deprecated")
 
@@ -56,8 +55,8 @@ def test_both_ways_agree(device: torch.device, keep: bool, slots: list[int]) -> 
     a, b = draw(2, tokens, VALUE_HEADS).to(device, torch.float16)
     weights = draw(2, VALUE_HEADS).to(device)
     of_sglang, of_torch = (
-        border._prepared(*weights, q, k, v, a, b),
-        prepared(*weights, q, k, v, a, b),
+        BY_KERNELS.prepare(*weights, q, k, v, a, b),
+        BY_TORCH.prepare(*weights, q, k, v, a, b),
     )
     for one, other in zip(of_sglang, of_torch, strict=True):
         torch.testing.assert_close(one.float(), other.float(), rtol=1e-3, atol=1e-3)
@@ -65,8 +64,8 @@ def test_both_ways_agree(device: torch.device, keep: bool, slots: list[int]) -> 
     kept, wanted_kept = states.clone(), states.clone()
     found, wanted = torch.full_like(v, torch.nan), torch.full_like(v, torch.nan)
     part = part_of(slots, device, keep=keep)
-    border._rule(of_sglang, kept, part, found)
-    border._rule_by_torch(of_torch, wanted_kept, part, wanted)
+    BY_KERNELS.rule(of_sglang, kept, part, found)
+    BY_TORCH.rule(of_torch, wanted_kept, part, wanted)
     torch.testing.assert_close(found, wanted, rtol=0, atol=2e-2)
     torch.testing.assert_close(kept, wanted_kept, rtol=0, atol=2e-2)
     assert torch.equal(kept, states) != keep
@@ -78,10 +77,10 @@ def test_the_kernels_are_called_as_by_sglang(device: torch.device) -> None:
     q, k = draw(2, sum(LENS), HEADS, DIM).to(device, torch.float16)
     v = draw(sum(LENS), VALUE_HEADS, DIM).to(device, torch.float16)
     a, b = draw(2, sum(LENS), VALUE_HEADS).to(device, torch.float16)
-    inputs = border._prepared(*draw(2, VALUE_HEADS).to(device), q, k, v, a, b)
+    inputs = BY_KERNELS.prepare(*draw(2, VALUE_HEADS).to(device), q, k, v, a, b)
     states, part = draw(3, VALUE_HEADS, DIM, DIM).to(device), part_of([0, 2, 1], device, keep=True)
     own, of_sglang, found = states.clone(), states.clone(), torch.full_like(v, torch.nan)
-    border._rule(inputs, own, part, found)
+    BY_KERNELS.rule(inputs, own, part, found)
     wanted, _, _ = TritonGDNKernel().extend(
         *(q[None], k[None], v[None], inputs.g[None], inputs.beta[None]),
         ssm_states=of_sglang,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,8 +14,8 @@ from sglang.kernels.ops.attention.linear.fused_gdn_gating import fused_gdn_gatin
 from torch import Tensor
 
 from sglang_prefill_ext.layout.recurrence_plan import CHUNK
-from sglang_prefill_ext.recurrent.delta_rule import RuleInputs, delta_rule, prepared
-from sglang_prefill_ext.recurrent.layers import DeltaInputs, DevicePart
+from sglang_prefill_ext.recurrent.delta_rule import RuleInputs
+from sglang_prefill_ext.recurrent.layers import DeltaInputs, DevicePart, RuleWay
 
 _BLOCK_D, _BLOCK_V = 128, 64
 """Of `chunk_fwd_kernel_o`, as SGLang launches it."""
@@ -28,13 +27,12 @@ def delta_inputs(layer: Any, mixed: Tensor, a: Tensor, b: Tensor) -> DeltaInputs
     Args:
         mixed: ``[T, C]``; a, b: ``[T, HV]``; see `DeltaInputs`.
     """
-    kernels = mixed.is_cuda and mixed.dtype != torch.float32  # in which they do not compute
+    can_run = mixed.is_cuda and mixed.dtype != torch.float32
     return DeltaInputs(
-        *(mixed, a, b, layer.conv_weights, layer.bias),
+        *(mixed, a, b, layer.conv_weights, layer.bias, layer.A_log, layer.dt_bias),
         key_shape=(layer.num_k_heads, layer.head_k_dim),
         value_shape=(layer.num_v_heads, layer.head_v_dim),
-        prepare=partial(_prepared if kernels else prepared, layer.A_log, layer.dt_bias),
-        rule=_rule if kernels else _rule_by_torch,
+        kernels=BY_KERNELS if can_run else None,
     )
 
 
@@ -43,10 +41,6 @@ def state_bytes(layer: Any, dtype: torch.dtype) -> int:
     channels, width = layer.conv_weights.shape
     state = layer.num_v_heads * layer.head_v_dim * layer.head_k_dim
     return int(channels * (width - 1) * dtype.itemsize + state * torch.float32.itemsize)
-
-
-def _rule_by_torch(inputs: RuleInputs, states: Tensor, part: DevicePart, out: Tensor) -> None:
-    out.copy_(delta_rule(inputs, states, part.slots, part.bounds, keep=part.part.keep))
 
 
 def _prepared(
@@ -90,3 +84,7 @@ def _rule(inputs: RuleInputs, states: Tensor, part: DevicePart, out: Tensor) -> 
         num_warps=4,
         num_stages=2,
     )
+
+
+BY_KERNELS = RuleWay(_prepared, _rule)
+"""By SGLang's Triton kernels, which do not compute in float32."""

@@ -161,7 +161,5 @@ def _tried(
 
 def _graph_tokens(ranks: Ranks, config: PrefillOnlyConfig, model: SglangModel) -> int:
     """Tokens of the largest graph that is asked for; 0 for none."""
-    return config.graph_tokens(
-        on_cuda=model.device.type == "cuda" and not cuda_graph_fully_disabled(),
-        ranks=ranks.count,
-    )
+    possible = not cuda_graph_fully_disabled() and not model.conv_width
+    return config.graph_tokens(on_cuda=model.device.type == "cuda" and possible, ranks=ranks.count)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import torch
 from hypothesis import given, settings
@@ -12,13 +10,7 @@ from torch import Tensor
 
 from sglang_prefill_ext.layout.recurrence_plan import RecurrencePlan
 from sglang_prefill_ext.layout.tokens import ForwardLayout, GroupSpan
-from sglang_prefill_ext.recurrent.delta_rule import RuleInputs, delta_rule, prepared
-from sglang_prefill_ext.recurrent.layers import (
-    DeltaInputs,
-    DevicePart,
-    HeldStates,
-    LayerRecurrence,
-)
+from sglang_prefill_ext.recurrent.layers import DeltaInputs, HeldStates, LayerRecurrence
 
 KEY_SHAPE, VALUE_SHAPE, WIDTH, LAYER = (1, 4), (2, 3), 4, 5
 CHANNELS = 2 * 4 + 2 * 3
@@ -56,15 +48,9 @@ def run(
     return recurrence(
         LAYER,
         DeltaInputs(
-            *(mixed, a, b, CONV_WEIGHT, None, KEY_SHAPE, VALUE_SHAPE),
-            prepare=partial(prepared, A_LOG, DT_BIAS),
-            rule=rule,
+            *(mixed, a, b, CONV_WEIGHT, None, A_LOG, DT_BIAS, KEY_SHAPE, VALUE_SHAPE, None)
         ),
     )
-
-
-def rule(inputs: RuleInputs, states: Tensor, part: DevicePart, out: Tensor) -> None:
-    out.copy_(delta_rule(inputs, states, part.slots, part.bounds, keep=part.part.keep))
 
 
 def span(held: int, fresh: int, rows: list[int]) -> GroupSpan:

@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 from safetensors.numpy import load_file
+from sglang.srt.configs.qwen3_5 import Qwen3_5MoeTextConfig, Qwen3_5TextConfig
 
 from sglang_prefill_ext.errors import ConfigError
+from sglang_prefill_ext.sizing.forward import kv_numbers, packed_bytes
 from sglang_prefill_ext.sizing.layer_sizes import Experts, Recurrent
 from sglang_prefill_ext.sizing.model import ModelShape
+from sglang_prefill_ext.sizing.shape import Shape
 
 # One layer, hidden 4, two heads of 3 sharing one key/value head, MLP 5, 7 tokens.
 SMALL = ModelShape(
@@ -143,18 +146,20 @@ def test_weights_of_recurrent_layers_are_those_of_the_model(
     assert shape.weights == sum(each.size for each in of_layers)
 
 
+RECURRENT = {
+    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+}
+
+
 def test_recurrent_layers_by_hand() -> None:
-    config = {
-        "layer_types": ["linear_attention"] * 3 + ["full_attention"],
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_key_head_dim": 8,
-        "linear_value_head_dim": 16,
-        "linear_conv_kernel_dim": 4,
-    }
-    recurrent = Recurrent.of_config(CONFIG | config)
+    recurrent = Recurrent.of_config(CONFIG | RECURRENT)
     assert recurrent == Recurrent(3, 2, 8, 4, 16, 4)
-    older = {"full_attention_interval": 4} | config
+    older = {"full_attention_interval": 4} | RECURRENT
     del older["layer_types"]
     assert Recurrent.of_config(CONFIG | older) == recurrent
     model = ModelShape(4, 256, 8, 4, 32, 704, 8000, recurrent=recurrent)
@@ -165,6 +170,47 @@ def test_recurrent_layers_by_hand() -> None:
     assert model.weights == plain.weights + gate + 3 * (made - attention)
     assert model.rule_operations == 3 * 6 * 4 * 8 * 16
     assert model.pair_tokens == pytest.approx(model.pair_operations / model.body_operations)
+
+
+def test_a_recurrent_mixture_has_no_size_of_a_dense_layer(tmp_path: Path) -> None:
+    experts = {
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "shared_expert_intermediate_size": 96,
+    }
+    text = {key: size for key, size in CONFIG.items() if key != "intermediate_size"}
+    config = {"text_config": text | RECURRENT | experts, "tie_word_embeddings": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shape = ModelShape.from_directory(tmp_path)
+    assert shape.experts == Experts(8, 2, 64, shared_width=96)
+    assert (shape.intermediate, shape.tied) == (0, True)
+
+
+@pytest.mark.parametrize("dense", [True, False])
+def test_an_engine_counts_what_the_file_says(dense: bool, tmp_path: Path) -> None:
+    """SGLang's configuration of a dense Qwen3.5 has experts, too."""
+    kind = Qwen3_5TextConfig if dense else Qwen3_5MoeTextConfig
+    own = {} if dense else {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    sizes = CONFIG | RECURRENT | own | {"full_attention_interval": 4}
+    written = {"model_type": kind.model_type, **sizes}
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    shape = ModelShape.of_config(kind(**sizes).to_dict())
+    assert (shape.experts is None) == dense
+    if dense:
+        assert replace(shape, head_dim=32) == ModelShape.from_directory(tmp_path)
+
+
+def test_traffic_of_states_by_hand() -> None:
+    recurrent = Recurrent(3, 2, 8, 4, 16, 4)
+    model = ModelShape(4, 256, 8, 4, 32, 704, 8000, recurrent=recurrent)
+    shape = Shape.parse("60+100x5")
+    plain = packed_bytes(replace(model, recurrent=None), shape, 2, 2)
+    others = model.read_weights(560) - replace(model, recurrent=None).read_weights(560)
+    others += kv_numbers(model, 560) - kv_numbers(replace(model, recurrent=None), 560)
+    # Five rows start from a state; the prefix has one chunk, each row two.
+    states = 3 * (4 * 16 * 8) * (5 * 4 + (1 + 5 * 2) * 2 * 2)
+    assert packed_bytes(model, shape, 2, 2) == plain + 2 * others + states
 
 
 def test_pairs_cost_what_their_arithmetic_costs() -> None:
