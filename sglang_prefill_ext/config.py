@@ -229,7 +229,7 @@ class PrefillOnlyConfig:
         """Tokens of the largest graph, 0 for none: as configured, else by device.
 
         Args:
-            on_cuda: the device has graphs, and they are not all switched off.
+            on_cuda: the device and the model have graphs, and they are not all switched off.
             ranks: number of ranks that share the model. With several there are no graphs by
                 default, because all-reduces in graphs are not verified.
         """

@@ -164,21 +164,24 @@ def test_wrong_kernels_are_left_out_and_named(
 
 
 @pytest.mark.parametrize(
-    ("decode", "prefill", "captured"),
+    ("decode", "prefill", "conv_width", "captured"),
     [
-        ("full", "breakable", True),
-        ("full", "disabled", True),
-        ("disabled", "breakable", True),
-        ("disabled", "disabled", False),
+        ("full", "breakable", 0, True),
+        ("full", "disabled", 0, True),
+        ("disabled", "breakable", 0, True),
+        ("disabled", "disabled", 0, False),
+        ("full", "breakable", 4, False),  # recurrent layers
     ],
 )
 def test_graphs_are_captured_where_sglang_captures_any(
-    monkeypatch: pytest.MonkeyPatch, decode: str, prefill: str, captured: bool
+    monkeypatch: pytest.MonkeyPatch, decode: str, prefill: str, conv_width: int, captured: bool
 ) -> None:
     phases = CudaGraphConfig(PhaseConfig(decode), PhaseConfig(prefill))
     graph = SimpleNamespace(cuda_graph_config=phases)
     monkeypatch.setattr(cuda_graph_config, "get_exec", lambda: SimpleNamespace(graph=graph))
-    model: Any = SimpleNamespace(device=torch.device("cuda"))
+    model: Any = SimpleNamespace(device=torch.device("cuda"), conv_width=conv_width)
     ranks: Any = SimpleNamespace(count=1)
     tokens = runtime_setup._graph_tokens(ranks, PrefillOnlyConfig(), model)
     assert (tokens > 0) == captured
+    asked = runtime_setup._graph_tokens(ranks, PrefillOnlyConfig(cuda_graphs=512), model)
+    assert asked == 512
