@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import torch
@@ -168,13 +169,14 @@ class PackedExecutor:
         if len(plan.override_at):
             arrays += [plan.override_at, plan.overrides]
         tokens, positions, read_at, *rest = upload(arrays, model.device)
-        own, rest = rest[: len(planned)], rest[len(planned) :]
+        left = iter(rest)
+        of_attention = list(islice(left, len(planned)))
         if recurrence:
-            recurrence.bind(rest[: len(recurrent_arrays)])
-        overrides = rest[len(recurrent_arrays) :]
+            recurrence.bind(list(islice(left, len(recurrent_arrays))))
+        overrides = list(left)
         last_layer = model.last_layer if ends_only else None
         attend = LayerAttention(plan, attention, held, stores, last_layer, model.pool)
-        attention.bind(own, attend.page_table(model.device))
+        attention.bind(of_attention, attend.page_table(model.device))
         run = model.prepare(
             tokens,
             positions,

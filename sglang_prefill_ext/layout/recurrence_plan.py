@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,13 @@ MOST_STATES = 64
 """Prefixes of one pass, each of which has a state."""
 
 Ints = NDArray[np.int64]
+
+Counts = TypeVar("Counts", int, Ints)
+
+
+def chunks_of(tokens: Counts) -> Counts:
+    """Chunks of a sequence of so many tokens, or of each of several."""
+    return -(-tokens // CHUNK)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,11 +61,11 @@ class Part:
     @property
     def chunk_bounds(self) -> NDArray[np.int32]:
         """int32 ``[n + 1]``: the first chunk of each, then the number of chunks."""
-        return np.concatenate([[0], _chunks(self.lens).cumsum()]).astype(np.int32)
+        return np.concatenate([[0], chunks_of(self.lens).cumsum()]).astype(np.int32)
 
     def chunks(self) -> NDArray[np.int32]:
         """int32 ``[chunks, 2]``: sequence of each chunk, and its number within that."""
-        counts, first = _chunks(self.lens), self.chunk_bounds
+        counts, first = chunks_of(self.lens), self.chunk_bounds
         sequences = np.repeat(np.arange(len(counts)), counts)
         return np.stack([sequences, np.arange(first[-1]) - first[sequences]], 1).astype(np.int32)
 
@@ -193,7 +201,7 @@ class RecurrencePlan:
 
 def _parts(lens: Ints, slots: Sequence[int], first: int, *, keep: bool) -> Iterator[Part]:
     """Divide sequences into parts of at most `MOST_CHUNKS` chunks, or of one sequence."""
-    chunks, start = _chunks(lens).cumsum(), 0
+    chunks, start = chunks_of(lens).cumsum(), 0
     while start < len(lens):
         before = chunks[start - 1] if start else 0
         stop = max(start + 1, int(chunks.searchsorted(before + MOST_CHUNKS, side="right")))
@@ -201,8 +209,3 @@ def _parts(lens: Ints, slots: Sequence[int], first: int, *, keep: bool) -> Itera
         tokens = slice(first, first + int(own.sum()))
         yield Part(tokens, own, np.array(slots[start:stop], dtype=np.int32), keep)
         start, first = stop, tokens.stop
-
-
-def _chunks(lens: Ints) -> Ints:
-    """Chunks of each sequence."""
-    return -(-lens // CHUNK)

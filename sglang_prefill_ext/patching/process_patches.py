@@ -130,14 +130,14 @@ PROCESS_PATCHES: tuple[Patch, ...] = (
             (
                 "P66",
                 "srt.layers.attention.linear.gdn_backend.GDNAttnBackend.forward_extend",
-                "prefilled",
+                "carried",
                 "a model with a gated delta rule would answer nothing",
                 "self.req_to_token_pool self.forward_metadata",
             ),
             (
                 "P67",
                 "srt.layers.attention.linear.gdn_backend.GDNAttnBackend.forward_decode",
-                "decoded",
+                "carried",
                 "such a model would generate nothing",
                 "self.req_to_token_pool self.forward_metadata",
             ),

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.layout.recurrence_plan import chunks_of
 from sglang_prefill_ext.sizing.device import Device
 from sglang_prefill_ext.sizing.layer_sizes import Experts
 from sglang_prefill_ext.sizing.model import ModelShape
@@ -48,22 +49,15 @@ def packed_bytes(
     moved = number_bytes * (numbers + labels * model.hidden)
     if model.recurrent is None:
         return moved
-    chunks = _chunks(shape.prefix_tokens) + shape.items * _chunks(shape.suffix_tokens)
+    chunks = chunks_of(shape.prefix_tokens) + shape.items * chunks_of(shape.suffix_tokens)
     states = model.recurrent.state_bytes(shape.items, chunks, number_bytes)
     return moved + requests * states
-
-
-def _chunks(tokens: int) -> int:
-    return -(-tokens // RULE_CHUNK)
 
 
 def kv_numbers(model: ModelShape, tokens: int) -> int:
     """Keys and values of so many tokens, written and read once."""
     return 2 * model.attention_layers * model.kv_heads * (model.head_dim + model.value_dim) * tokens
 
-
-RULE_CHUNK = 64
-"""Tokens of which a recurrent layer computes its rule at a time."""
 
 LABELS = 2
 """Number of tokens whose probabilities are asked for, as for a yes/no question."""

@@ -102,9 +102,11 @@ class Recurrent:
         """Read them from a `config.json`; None for a model without."""
         if not config.get("linear_num_value_heads"):
             return None
-        kinds, layers = config.get("layer_types"), config["num_hidden_layers"]
-        attention = layers // config["full_attention_interval"] if kinds is None else 0
-        count = layers - attention if kinds is None else kinds.count("linear_attention")
+        if kinds := config.get("layer_types"):
+            count = kinds.count("linear_attention")
+        else:
+            layers = config["num_hidden_layers"]
+            count = layers - layers // config["full_attention_interval"]
         names = "num_key_heads", "key_head_dim", "num_value_heads", "value_head_dim"
         sizes = (size_of(config, f"linear_{name}") for name in (*names, "conv_kernel_dim"))
         return cls(count, *sizes)

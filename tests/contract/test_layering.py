@@ -77,7 +77,7 @@ LAYERS = {
         " local_server",
         "aiohttp jinja2 msgspec numpy prometheus_client ray starlette typer uvicorn uvloop yarl",
     ),
-    "sizing": Layer("errors config fleet", "rich typer"),
+    "sizing": Layer("errors config layout fleet", "rich typer"),
     "patching": Layer("", "msgspec packaging rich"),
     "border": Layer(
         "errors config wire layout moe metrics process shared_device scheduling startup"

@@ -16,7 +16,7 @@ from torch.nn.functional import conv1d, silu
 from sglang_prefill_ext.recurrent.delta_rule import delta_rule, prepared
 
 
-def prefilled(
+def carried(
     _original: Callable[..., Tensor],
     backend: Any,
     layer: Any,
@@ -26,46 +26,20 @@ def prefilled(
     b: Tensor,
     **_flags: Any,
 ) -> Tensor:
-    """AROUND `GDNAttnBackend.forward_extend`."""
-    lens = forward_batch.extend_seq_lens_cpu
-    continues = forward_batch.extend_prefix_lens > 0
-    return _carried(backend, layer, (mixed_qkv, a, b), lens, continues)
+    """AROUND `GDNAttnBackend.forward_extend` and `forward_decode`.
 
-
-def decoded(
-    _original: Callable[..., Tensor],
-    backend: Any,
-    layer: Any,
-    forward_batch: Any,
-    mixed_qkv: Tensor,
-    a: Tensor,
-    b: Tensor,
-    **_flags: Any,
-) -> Tensor:
-    """AROUND `GDNAttnBackend.forward_decode`."""
-    continues = torch.ones(forward_batch.batch_size, dtype=torch.bool)
-    lens = [1] * forward_batch.batch_size
-    return _carried(backend, layer, (mixed_qkv, a, b), lens, continues)
-
-
-def _carried(
-    backend: Any,
-    layer: Any,
-    projected: tuple[Tensor, Tensor, Tensor],
-    lens: list[int],
-    continues: Tensor,
-) -> Tensor:
-    """Carry the states in SGLang's pool through a batch; return the outputs, ``[1, T, HV, Dv]``.
-
-    Args:
-        continues: bool ``[n]``, whether a sequence has tokens that were computed before.
+    Carry the states in SGLang's pool through a batch; return the outputs, ``[1, T, HV, Dv]``.
     """
+    if forward_batch.logical_forward_mode.is_decode():
+        lens = [1] * forward_batch.batch_size
+        begins = torch.zeros(len(lens), dtype=torch.bool)
+    else:
+        lens = forward_batch.extend_seq_lens_cpu
+        begins = forward_batch.extend_prefix_lens == 0
     cache = backend.req_to_token_pool.mamba2_layer_cache(layer.layer_id)
     slots = backend.forward_metadata.mamba_cache_indices
-    mixed, a, b = projected
-    begins = ~continues
-    tails = cache.conv[0][slots].to(mixed.dtype).masked_fill(begins[:, None, None], 0)
-    mixed, tails = _convolved(mixed, tails, lens, layer)
+    tails = cache.conv[0][slots].to(mixed_qkv.dtype).masked_fill(begins[:, None, None], 0)
+    mixed, tails = _convolved(mixed_qkv, tails, lens, layer)
     cache.conv[0][slots] = tails.to(cache.conv[0].dtype)
     q, k, v = torch.split(mixed, [layer.q_dim, layer.k_dim, layer.v_dim], dim=1)
     q, k = (each.view(-1, layer.num_k_heads, layer.head_k_dim) for each in (q, k))

@@ -10,7 +10,10 @@ import pytest
 
 from tests.integration.support.client import Client, generate_body, random_ids, score_body
 from tests.integration.support.own_server import serving
-from tests.integration.support.parity import assert_paths_agree
+from tests.integration.support.parity import (
+    assert_a_divided_request_agrees,
+    assert_paths_agree,
+)
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
@@ -54,8 +57,4 @@ def test_latents_that_a_packed_request_has_left_continue_a_generation(
 
 
 def test_a_divided_request_reads_its_own_latents(latent_client: Client) -> None:
-    before = latent_client.memory()
-    with latent_client.counting() as moved:
-        assert_paths_agree(latent_client, score_body(3, 150, [9, 12, 7, 30]))
-    assert moved["scheduler.forwards"] > 3
-    latent_client.assert_memory_returns_to(before)
+    assert_a_divided_request_agrees(latent_client)

@@ -11,7 +11,11 @@ import pytest
 
 from tests.integration.support.client import Client, random_ids, score_body
 from tests.integration.support.own_server import serving
-from tests.integration.support.parity import assert_paths_agree, assert_same
+from tests.integration.support.parity import (
+    assert_a_divided_request_agrees,
+    assert_paths_agree,
+    assert_same,
+)
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
@@ -47,11 +51,7 @@ def test_rows_start_from_the_state_of_their_prefix(recurrent_client: Client) -> 
 
 
 def test_a_divided_request_goes_on_from_the_state_of_its_prefix(recurrent_client: Client) -> None:
-    before = recurrent_client.memory()
-    with recurrent_client.counting() as moved:
-        assert_paths_agree(recurrent_client, score_body(3, 150, [9, 12, 7, 30]))
-    assert moved["scheduler.forwards"] > 3
-    recurrent_client.assert_memory_returns_to(before)
+    assert_a_divided_request_agrees(recurrent_client)
 
 
 def test_requests_at_once_keep_their_states_apart(recurrent_client: Client) -> None:

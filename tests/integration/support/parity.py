@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.difference import difference
-from tests.integration.support.client import Client, Json, random_ids
+from tests.integration.support.client import Client, Json, random_ids, score_body
 
 TOLERANCE = 1e-5
 """Largest difference in probability and in log-prob, in float32 on the CPU."""
@@ -28,6 +28,18 @@ def assert_paths_agree(client: Client, body: Json, *, path: str = "/v1/score") -
     assert_same_answer(packed.json(), stock.json())
     answer: Json = packed.json()
     return answer
+
+
+def assert_a_divided_request_agrees(client: Client) -> None:
+    """Assert that a request over the budget holds its prefix between forwards, and leaves nothing.
+
+    The server computes at most 64 tokens a forward.
+    """
+    before = client.memory()
+    with client.counting() as moved:
+        assert_paths_agree(client, score_body(3, 150, [9, 12, 7, 30]))
+    assert moved["scheduler.forwards"] > 3
+    client.assert_memory_returns_to(before)
 
 
 def both(client: Client, path: str, body: Json, packed_requests: int = 1) -> Any:
