@@ -14,7 +14,7 @@ from sglang.kernels.ops.mamba.causal_conv1d_triton import causal_conv1d_fn
 from torch import Tensor
 
 from bench.kernels.harness import Case, Way, cuda_device, measure
-from sglang_prefill_ext.layout.recurrence_plan import RecurrencePlan
+from sglang_prefill_ext.layout.recurrence_plan import Recurrence, RecurrencePlan
 from sglang_prefill_ext.layout.tokens import ForwardLayout, GroupSpan
 
 DTYPE = torch.bfloat16
@@ -34,7 +34,8 @@ def make_case(
 ) -> Case:
     """One group."""
     span = GroupSpan(0, prefix, np.full(rows, length, dtype=np.int32))
-    plan = RecurrencePlan(ForwardLayout((span,)), WIDTH)
+    plan = RecurrencePlan(ForwardLayout((span,)), Recurrence(WIDTH))
+    sizes = [num_keys, num_keys, num_values]
     tokens, channels = span.num_tokens, 2 * num_keys + num_values
     order = torch.arange(tokens, dtype=torch.int32, device=device)
     taps = Taps(order, torch.from_numpy(plan.previous()).to(device))
@@ -44,7 +45,7 @@ def make_case(
     inputs = (x, held, taps)
 
     def in_torch() -> Way:
-        return lambda: causal_conv_reference(*inputs, weight.float(), None, num_keys=num_keys)
+        return lambda: causal_conv_reference(*inputs, weight.float(), None, sizes=sizes)
 
     return Case(
         "causal_conv",
@@ -53,16 +54,16 @@ def make_case(
         moved_bytes=2 * x.nbytes + weight.nbytes + taps.previous.nbytes,
         flops=2 * WIDTH * x.numel(),
         tolerance=5e-2,
-        ours={"causal_conv": lambda: lambda: causal_conv(*inputs, weight, None, num_keys=num_keys)},
+        ours={"causal_conv": lambda: lambda: causal_conv(*inputs, weight, None, sizes=sizes)},
         baselines={
             "torch": in_torch,
-            "SGLang, twice": lambda: _twice(x, weight, num_keys, plan, device),
+            "SGLang, twice": lambda: _twice(x, weight, sizes, plan, device),
         },
     )
 
 
 def _twice(
-    x: Tensor, weight: Tensor, num_keys: int, plan: RecurrencePlan, device: torch.device
+    x: Tensor, weight: Tensor, sizes: list[int], plan: RecurrencePlan, device: torch.device
 ) -> Way:
     """SGLang's kernel over the prefix, then over the rows, each with a copy of its state."""
     ((prefix, rows),) = (each.parts for each in plan.passes)
@@ -84,7 +85,6 @@ def _twice(
         parts = [convolve(x[:cut], of_prefix, state, first, [cut])]
         states = state.repeat(len(lens), 1, 1)
         parts.append(convolve(x[cut:], of_rows, states, each, lens))
-        sizes = [num_keys, num_keys, channels - 2 * num_keys]
         return tuple(each.contiguous() for each in torch.split(torch.cat(parts), sizes, dim=1))
 
     return run

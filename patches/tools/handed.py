@@ -24,6 +24,7 @@ _MODELS = _sglang(
     deepseek_v2.DeepseekV2Model
     ernie4.Ernie4Model
     exaone4.Exaone4Model
+    falcon_h1.FalconH1Model
     gemma2.Gemma2Model
     gemma3_causal.Gemma3TextModel
     glm4.Glm4Model
@@ -32,9 +33,13 @@ _MODELS = _sglang(
     gpt_oss.GptOssModel
     granite.GraniteModel
     granitemoe.GraniteMoeModel
+    granitemoehybrid.GraniteMoeHybridModel
+    lfm2.Lfm2Model
+    lfm2_moe.Lfm2MoeModel
     llama.LlamaModel
     ministral3.Ministral3Model
     mixtral.MixtralModel
+    nemotron_h.NemotronHModel
     olmo.OlmoModel
     olmo2.Olmo2Model
     olmoe.OlmoeModel

@@ -160,7 +160,7 @@ def _verify(patches: Sequence[Patch]) -> Iterator[Mismatch]:
             found = repr(vars(owner)[patch.attribute])
             yield _broken(patch, Aspect.APPLICATION, f"carries {patch.hook}", found)
         hook = pkgutil.resolve_name(patch.hook)
-        for place in reach.overrides(owner, patch.attribute, hook):
+        for place in {*reach.overrides(owner, patch.attribute, hook)} - {patch.spares}:
             yield _bypassed(patch, f"{place} overrides it")
     wrapped = {p.id: p for p in patches if p.kind is not Kind.ATTRIBUTE}
     for key, place in reach.aliases({key: _applied[key].original for key in wrapped}):

@@ -102,7 +102,7 @@ class PackedExecutor:
     @property
     def recurrent(self) -> bool:
         """Whether the model has recurrent layers."""
-        return self._model.conv_width > 0
+        return self._model.recurrence is not None
 
     @property
     def widths(self) -> tuple[int, int]:
@@ -193,11 +193,14 @@ class PackedExecutor:
     def _recurrence(
         self, layout: ForwardLayout, stores: Sequence[Tensor | None]
     ) -> LayerRecurrence | None:
-        width = self._model.conv_width
-        if not width:
+        recurrence = self._model.recurrence
+        if recurrence is None:
             return None
         stored = next((at for at, slots in enumerate(stores) if slots is not None), None)
-        plan, kernels = RecurrencePlan(layout, width, stored), self._way is not AttentionWay.TORCH
+        plan, kernels = (
+            RecurrencePlan(layout, recurrence, stored),
+            self._way is not AttentionWay.TORCH,
+        )
         return LayerRecurrence(plan, self._model.pool.states, kernels=kernels)
 
     def _attention(self, layout: ForwardLayout) -> Attention:

@@ -14,15 +14,16 @@ from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.attention.way import HeadShape
 from sglang_prefill_ext.forward.kv_pool import KVPool
 from sglang_prefill_ext.forward.readers.logit_chunks import ProductHead
-from sglang_prefill_ext.recurrent.layers import DeltaInputs
+from sglang_prefill_ext.layout.recurrence_plan import Recurrence
+from sglang_prefill_ext.recurrent.layers import RecurrentInputs
 from sglang_prefill_ext.wire.sampling import Sampling
 
 Attend: TypeAlias = Callable[[int, LayerInputs], Tensor]
 """``(layer, inputs) -> [Q, H, Dv]``: attention of all tokens or, in `Model.last_layer`, of the read
 positions alone."""
 
-Recur: TypeAlias = Callable[[int, DeltaInputs], Tensor]
-"""``(layer, inputs) -> [T, HV, Dv]``: the gated delta rule of all tokens."""
+Recur: TypeAlias = Callable[[int, RecurrentInputs], Tensor]
+"""``(layer, inputs)``: the recurrence of all tokens, see `LayerRecurrence`."""
 
 
 class Drawn(NamedTuple):
@@ -79,8 +80,8 @@ class Model(Protocol):
     last_layer: int | None
     """The last layer, if it can compute attention of the read positions alone; only the read-out
     needs its output. None if the model needs that of all positions."""
-    conv_width: int
-    """How many tokens convolutions of recurrent layers see; 0 if there are no such layers."""
+    recurrence: Recurrence | None
+    """What its recurrent layers have in common; None if there are no such layers."""
     pool: KVPool
     """The pool in which held prefixes lie."""
 

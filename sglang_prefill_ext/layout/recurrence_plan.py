@@ -1,7 +1,7 @@
 """How recurrent layers pass through a forward: prefixes first, then rows from where these end.
 
-Pure numpy. A recurrent layer has a convolution over the last few tokens of a prompt, and a state
-that it carries from token to token.
+Pure numpy. A recurrent layer has a convolution over the last few tokens of a prompt, and mostly a
+state that it carries from token to token.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOST_CHUNKS = 512
 head of each sequence, of which CUDA allows 65,535."""
 
 MOST_STATES = 64
-"""Prefixes of one pass, each of which has a state."""
+"""Prefixes of one pass, each of which has a state; sequences of a part, if each has a copy."""
 
 Ints = NDArray[np.int64]
 
@@ -35,6 +35,23 @@ Counts = TypeVar("Counts", int, Ints)
 def chunks_of(tokens: Counts) -> Counts:
     """Chunks of a sequence of so many tokens, or of each of several."""
     return -(-tokens // CHUNK)
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrence:
+    """What the recurrent layers of a model have in common.
+
+    Attributes:
+        width: how many tokens of a prompt the convolution sees at a time, the last one included.
+        carries: whether there is a state beside the convolution.
+        grid: tokens of a chunk if kernels cut a whole part into chunks, of which one may have
+            tokens of several sequences. They take a copy of the state for each sequence, unless all
+            start from the same. 0: each sequence has chunks of its own, of `CHUNK` tokens.
+    """
+
+    width: int
+    carries: bool = True
+    grid: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,6 +75,13 @@ class Part:
         """int32 ``[n + 1]``: where each begins, then the number of tokens."""
         return np.concatenate([[0], self.lens.cumsum()]).astype(np.int32)
 
+    def lists(self, grid: int) -> tuple[NDArray[np.int32], ...]:
+        """What kernels read beside bounds and slots: `chunks` and `chunk_bounds`, or with a grid
+        `sequences` and the two arrays of `pieces`."""
+        if grid:
+            return self.sequences(), *self.pieces(grid)
+        return self.chunks(), self.chunk_bounds
+
     @property
     def chunk_bounds(self) -> NDArray[np.int32]:
         """int32 ``[n + 1]``: the first chunk of each, then the number of chunks."""
@@ -68,6 +92,16 @@ class Part:
         counts, first = chunks_of(self.lens), self.chunk_bounds
         sequences = np.repeat(np.arange(len(counts)), counts)
         return np.stack([sequences, np.arange(first[-1]) - first[sequences]], 1).astype(np.int32)
+
+    def sequences(self) -> NDArray[np.int32]:
+        """int32 ``[tokens]``: the sequence of each token."""
+        return np.repeat(np.arange(len(self.lens), dtype=np.int32), self.lens)
+
+    def pieces(self, grid: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Where chunks and sequences begin: int32 ``[pieces]``, the chunk, and the token in it."""
+        starts = np.arange(0, self.tokens.stop - self.tokens.start, grid)
+        starts = np.union1d(starts, self.bounds[:-1])
+        return (starts // grid).astype(np.int32), (starts % grid).astype(np.int32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,16 +121,17 @@ class RecurrencePlan:
     """What all recurrent layers of one forward read.
 
     Args:
-        width: how many tokens of a prompt the convolution sees at a time, the last one included.
         stored: the group whose prefix is to be held from now on; None for none.
     """
 
     layout: ForwardLayout
-    width: int
+    recurrence: Recurrence
     stored: int | None = None
 
     @cached_property
     def passes(self) -> tuple[Pass, ...]:
+        if not self.recurrence.carries:
+            return ()
         passes, first = list[Pass](), 0
         for start, stop in pairwise(self._cuts):
             passes.append(self._pass(range(start, stop), first))
@@ -105,6 +140,8 @@ class RecurrencePlan:
 
     def order(self) -> NDArray[np.int32] | None:
         """int32 ``[T]``: the tokens in the order in which passes have them; None if they lie so."""
+        if not self.recurrence.carries:
+            return None
         pass_of = np.repeat(np.arange(len(self._cuts) - 1), np.diff(self._cuts))
         of_row = self._is_row | ~self._is_divided[self._groups]
         order = np.argsort(2 * pass_of[self._groups] + of_row, kind="stable").astype(np.int32)
@@ -117,7 +154,7 @@ class RecurrencePlan:
         ``T + width - 1`` stands for no token.
         """
         offsets = np.arange(self.layout.num_tokens) - self.layout.segment_starts()
-        back = np.arange(self.width - 1, 0, -1)
+        back = np.arange(self.recurrence.width - 1, 0, -1)
         inside = np.arange(self.layout.num_tokens)[:, None] - back
         before_segment = back - offsets[:, None]
         tokens, places = np.nonzero(before_segment > 0)
@@ -128,7 +165,7 @@ class RecurrencePlan:
 
     def tail(self, group: int) -> NDArray[np.int32]:
         """int32 ``[width - 1]``: the last tokens of a group's prefix, numbered as in `previous`."""
-        back = np.arange(self.width - 1, 0, -1)
+        back = np.arange(self.recurrence.width - 1, 0, -1)
         groups = np.full(len(back), group)
         return self._before(groups, np.ones(len(back), dtype=bool), back).astype(np.int32)
 
@@ -145,18 +182,36 @@ class RecurrencePlan:
             own = [span.num_tokens] if is_one else span.suffix_lens.tolist()
             lens += own
             of_rows += [slots.get(group, 0)] * len(own)
-        parts = [*_parts(prefix_lens, [slots[group] for group in fresh], first, keep=True)]
+        parts = [*self._parts(prefix_lens, [slots[group] for group in fresh], first, keep=True)]
         first += int(prefix_lens.sum())
-        parts += _parts(np.array(lens, dtype=np.int64), of_rows, first, keep=False)
+        parts += self._parts(np.array(lens, dtype=np.int64), of_rows, first, keep=False)
         return Pass(slots, tuple(parts))
+
+    def _parts(self, lens: Ints, slots: Sequence[int], first: int, *, keep: bool) -> Iterator[Part]:
+        """Divide sequences into parts of at most `MOST_CHUNKS` chunks, or of one sequence."""
+        chunks, start = chunks_of(lens).cumsum(), 0
+        while start < len(lens):
+            before = chunks[start - 1] if start else 0
+            stop = max(start + 1, int(chunks.searchsorted(before + MOST_CHUNKS, side="right")))
+            if self.recurrence.grid and len(set(slots[start:stop])) > 1:
+                stop = min(stop, start + MOST_STATES)
+            own = lens[start:stop]
+            tokens = slice(first, first + int(own.sum()))
+            yield Part(tokens, own, np.array(slots[start:stop], dtype=np.int32), keep)
+            start, first = stop, tokens.stop
 
     def _before(self, groups: Ints, of_row: NDArray[np.bool_], back: Ints) -> Ints:
         """The token that lies `back` >= 1 tokens before the start of a row, or of a prefix."""
         fresh = np.where(of_row, self._fresh[groups], 0)
         in_held = back - fresh  # counted from the end of the held prefix, from 1
         held = np.array([group.held for group in self.layout.groups], dtype=np.int64)[groups]
-        first_held, nothing = self.layout.num_tokens, self.layout.num_tokens + self.width - 1
-        outside = np.where(in_held <= held, first_held + self.width - 1 - in_held, nothing)
+        first_held, nothing = (
+            self.layout.num_tokens,
+            self.layout.num_tokens + self.recurrence.width - 1,
+        )
+        outside = np.where(
+            in_held <= held, first_held + self.recurrence.width - 1 - in_held, nothing
+        )
         before: Ints = np.where(
             back <= fresh, self.layout.group_starts[groups] + fresh - back, outside
         )
@@ -197,15 +252,3 @@ class RecurrencePlan:
         offsets = np.arange(self.layout.num_tokens) - self.layout.group_starts[self._groups]
         is_row: NDArray[np.bool_] = offsets >= self._fresh[self._groups]
         return is_row
-
-
-def _parts(lens: Ints, slots: Sequence[int], first: int, *, keep: bool) -> Iterator[Part]:
-    """Divide sequences into parts of at most `MOST_CHUNKS` chunks, or of one sequence."""
-    chunks, start = chunks_of(lens).cumsum(), 0
-    while start < len(lens):
-        before = chunks[start - 1] if start else 0
-        stop = max(start + 1, int(chunks.searchsorted(before + MOST_CHUNKS, side="right")))
-        own = lens[start:stop]
-        tokens = slice(first, first + int(own.sum()))
-        yield Part(tokens, own, np.array(slots[start:stop], dtype=np.int32), keep)
-        start, first = stop, tokens.stop

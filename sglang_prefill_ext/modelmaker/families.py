@@ -26,6 +26,19 @@ DELTA = {
 }
 """A layer with a gated delta rule, then one with gated attention."""
 
+STATE_SPACE = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "mamba_n_heads": 4,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 16,
+    "mamba_d_head": 64,
+    "mamba_chunk_size": 64,
+}
+"""A layer of Mamba-2, then one with attention."""
+
+CONVOLUTION = {"layer_types": ["conv", "full_attention"], "conv_bias": True}
+"""A layer with a short convolution, then one with attention."""
+
 
 class Family(NamedTuple):
     """One architecture in the shape that all families have here.
@@ -80,6 +93,35 @@ DENSE: Mapping[str, Family] = {
         rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
     ),
     "qwen3.5": family("qwen3_5_text", **DELTA),
+    "granite4": family(
+        "granitemoehybrid",
+        **STATE_SPACE,
+        **MULTIPLIERS,
+        num_local_experts=0,
+        shared_intermediate_size=256,
+    ),
+    # Attention and Mamba-2 side by side in every layer.
+    "falcon-h1": family(
+        "falcon_h1",
+        mamba_d_ssm=256,
+        mamba_n_heads=4,
+        mamba_n_groups=2,
+        mamba_d_state=16,
+        mamba_chunk_size=64,
+        mamba_rms_norm=True,
+        rms_norm_eps=1e-2,
+        mamba_norm_before_gate=False,
+        lm_head_multiplier=0.4,
+        embedding_multiplier=2.0,
+        mlp_multipliers=[1.2, 0.7],
+        key_multiplier=0.6,
+        attention_in_multiplier=1.1,
+        attention_out_multiplier=0.9,
+        ssm_multipliers=[0.8, 1.1, 0.9, 1.2, 0.7],
+        ssm_in_multiplier=1.3,
+        ssm_out_multiplier=0.6,
+    ),
+    "lfm2": family("lfm2", **CONVOLUTION, block_auto_adjust_ff_dim=False),
     # SGLang has no class of its own for these, and runs those of Transformers.
     "seed-oss": family("seed_oss"),
     "smollm3": family("smollm3", no_rope_layers=[1, 0]),  # the second layer has no positions

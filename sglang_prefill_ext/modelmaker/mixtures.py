@@ -2,7 +2,15 @@
 
 from collections.abc import Mapping
 
-from sglang_prefill_ext.modelmaker.families import DELTA, MULTIPLIERS, SLIDING, Family, family
+from sglang_prefill_ext.modelmaker.families import (
+    CONVOLUTION,
+    DELTA,
+    MULTIPLIERS,
+    SLIDING,
+    STATE_SPACE,
+    Family,
+    family,
+)
 
 _TWO_OF_FOUR = {"num_local_experts": 4, "num_experts_per_tok": 2}
 _NARROW_TWO_OF_FOUR = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
@@ -46,6 +54,31 @@ MIXTURES: Mapping[str, Family] = {
     # With a gated shared expert.
     "qwen3-next": family("qwen3_next", **_NARROW_TWO_OF_FOUR, **DELTA, **_GATED_SHARED),
     "qwen3.5-moe": family("qwen3_5_moe_text", **_NARROW_TWO_OF_FOUR, **DELTA, **_GATED_SHARED),
+    "granite4-moe": family(
+        "granitemoehybrid",
+        **_TWO_OF_FOUR,
+        **STATE_SPACE,
+        **MULTIPLIERS,
+        shared_intermediate_size=192,
+    ),
+    # Mamba-2, experts, attention and an MLP in layers of their own; MLPs have no gate.
+    "nemotron-h": family(
+        "nemotron_h",
+        layers_block_type=["linear_attention", "moe", "full_attention", "linear_attention", "mlp"],
+        num_hidden_layers=5,
+        mamba_num_heads=16,
+        mamba_head_dim=16,
+        ssm_state_size=16,
+        chunk_size=64,
+        time_step_min=1e-9,  # SGLang 0.5.23 has no least step
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=128,
+        moe_shared_expert_intermediate_size=192,
+        routed_scaling_factor=1.5,
+    ),
+    # The first layer has a short convolution and no experts.
+    "lfm2-moe": family("lfm2_moe", **_NARROW_TWO_OF_FOUR, **CONVOLUTION, num_dense_layers=1),
     # Queries and keys have a norm over all heads. Of grouped keys SGLang 0.5.23 cannot load it.
     "olmoe": family("olmoe", num_experts=4, num_experts_per_tok=2, num_key_value_heads=4),
     # A dense layer, then experts and a shared one.

@@ -125,6 +125,9 @@ def save_model(model: PreTrainedModel, directory: Path) -> None:
         path = directory / "model.safetensors"
         weights = dict(starmap(older, load_file(path).items()))
         save_file(weights, path, {"format": "pt"})
+    if model.config.model_type == "nemotron_h":
+        path = directory / "config.json"
+        path.write_text(path.read_text().replace("linear_attention", "mamba").replace("full_", ""))
 
 
 def _older_name(name: str, weight: torch.Tensor) -> tuple[str, torch.Tensor]:

@@ -165,6 +165,60 @@ PROCESS_PATCHES: tuple[Patch, ...] = (
             ),
         )
     ),
+    *(
+        Patch(
+            id=patch_id,
+            target=f"sglang.srt.{target}",
+            kind=Kind.AROUND,
+            hook=f"sglang_prefill_ext.border.cpu.{hook}",
+            group=Group.CPU,
+            why=f"On a CPU, {symptom}.",
+            relies_on=names,
+            diffs=("0039-state-spaces-and-convolutions-on-torch.patch",),
+        )
+        for patch_id, target, hook, symptom, names in (
+            (
+                "P71",
+                "layers.attention.mamba.mamba.MambaMixer2.forward",
+                "state_space:mixed",
+                "a model with state spaces (Mamba-2) would answer nothing",
+                "self.in_proj self.conv1d self.norm self.out_proj metadata.mixed_metadata "
+                "layer_cache.temporal",
+            ),
+            (
+                "P72",
+                "layers.attention.mamba.causal_conv1d.causal_conv1d_fn",
+                "convolution:of_sequences",
+                "a model with short convolutions (LFM2) would answer nothing",
+                "query_start_loc conv_states has_initial_state",
+            ),
+            (
+                "P73",
+                "layers.attention.mamba.causal_conv1d.causal_conv1d_update",
+                "convolution:of_tokens",
+                "such a model would generate nothing",
+                "conv_state_indices",
+            ),
+        )
+    ),
+    *(
+        Patch(
+            id=patch_id,
+            target=f"sglang.srt.models.{target}.forward",
+            kind=Kind.AROUND,
+            hook="sglang_prefill_ext.border.model.short_conv:convolved",
+            group=Group.SCHEDULER,
+            why="A packed forward has no slot in the pool of states, which these layers read.",
+            relies_on="self.in_proj self.out_proj self.conv_weight self.conv_bias self.layer_idx",
+            diffs=("0040-short-convolutions-through-the-backend.patch",),
+            spares=spared,
+        )
+        for patch_id, target, spared in (
+            # Encoders, whose layers read no states, are not packed.
+            ("P74", "lfm2.Lfm2ShortConv", "sglang.srt.models.lfm2.Lfm2BidirectionalShortConv"),
+            ("P75", "lfm2_moe.Lfm2MoeShortConv", ""),
+        )
+    ),
     Patch(
         id="P61",
         target=f"{_TRITON_EXPERTS}._prepare_fused_moe_run",

@@ -47,6 +47,7 @@ class Patch:
         fingerprints: SGLang version -> `source.fingerprint` of each body that was verified;
             locked. The hash decides; the version only says where it was seen.
         diffs: the files in ``patches/`` that would make this patch unnecessary upstream.
+        spares: a subclass, ``"package.module.Class"``, whose own target stays SGLang's.
         only_if_imported: never import the target's module just to patch it.
     """
 
@@ -60,6 +61,7 @@ class Patch:
     signature: str = ""
     relies_on: str = ""
     fingerprints: Mapping[str, str] = field(default_factory=dict)
+    spares: str = ""
     only_if_imported: bool = False
 
     @property

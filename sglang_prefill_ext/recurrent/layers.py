@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple, TypeAlias
@@ -15,11 +15,11 @@ from prefill_kernels.causal_conv.reference import causal_conv_reference
 from torch import Tensor
 
 from sglang_prefill_ext.layout.recurrence_plan import Part, Pass, RecurrencePlan
-from sglang_prefill_ext.recurrent.delta_rule import RuleInputs, delta_rule, prepared
+from sglang_prefill_ext.recurrent.rule import RuleInputs, carry
 
-HeldStates: TypeAlias = dict[int, tuple[Tensor, Tensor]]
+HeldStates: TypeAlias = dict[int, tuple[Tensor, Tensor | None]]
 """By layer, what it carries behind the held prefix: the last inputs of its convolution, ``[W - 1,
-C]``, and its state, float32 ``[HV, Dv, D]``."""
+C]``, and its state, if it has one, float32 ``[HV, Dv, D]``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,58 +27,87 @@ class DevicePart:
     """A `Part` with its arrays on the device, for the names see there.
 
     Attributes:
-        bounds, slots, chunks, chunk_bounds: int32.
+        bounds, slots, lists: int32.
+        grid: see `Recurrence`.
     """
 
     part: Part
     bounds: Tensor
     slots: Tensor
-    chunks: Tensor
-    chunk_bounds: Tensor
+    lists: Sequence[Tensor]
+    grid: int
+
+    @staticmethod
+    def host_arrays(part: Part, grid: int) -> list[NDArray[np.int32]]:
+        """The arrays to upload."""
+        return [part.bounds, part.slots, *part.lists(grid)]
+
+    @staticmethod
+    def bound(part: Part, grid: int, arrays: Iterator[Tensor]) -> DevicePart:
+        """Take the arrays of `host_arrays`, uploaded."""
+        bounds, slots, *lists = islice(arrays, 5 if grid else 4)
+        return DevicePart(part, bounds, slots, lists, grid)
 
 
 class RuleWay(NamedTuple):
-    """A way to compute the rule.
+    """A way to compute the rule of a layer.
 
     Attributes:
-        prepare: as `prepared`.
-        rule: ``(inputs, states, part, out)``, see `delta_rule`; `out` is written.
+        prepare: makes inputs of the outputs of the convolution, with heads, and of the gates.
+        carry: ``(inputs, states, part, out)``, see `carry`; `out` is written.
     """
 
     prepare: Callable[..., RuleInputs]
-    rule: Callable[[RuleInputs, Tensor, DevicePart, Tensor], None]
+    carry: Callable[[RuleInputs, Tensor, DevicePart, Tensor], None]
 
 
-def _rule_by_torch(inputs: RuleInputs, states: Tensor, part: DevicePart, out: Tensor) -> None:
-    out.copy_(delta_rule(inputs, states, part.slots, part.bounds, keep=part.part.keep))
+def by_torch(prepare: Callable[..., RuleInputs]) -> RuleWay:
+    """The way for any device and dtype."""
 
+    def carried(inputs: RuleInputs, states: Tensor, part: DevicePart, out: Tensor) -> None:
+        out.copy_(carry(inputs, states, part.slots, part.bounds, keep=part.part.keep))
 
-BY_TORCH = RuleWay(prepared, _rule_by_torch)
+    return RuleWay(prepare, carried)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DeltaInputs:
+class LayerRule:
+    """The rule of one layer.
+
+    Attributes:
+        heads: of each output of the convolution: their number and their size.
+        state_shape: HV, Dv, D.
+        torch, kernels: ways to compute it; no kernels if they cannot compute this layer.
+    """
+
+    heads: Sequence[tuple[int, int]]
+    state_shape: tuple[int, int, int]
+    torch: RuleWay
+    kernels: RuleWay | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecurrentInputs:
     """Inputs of one layer, and its weights.
 
     Attributes:
-        mixed: ``[T, C]``, queries, keys and values before the convolution.
-        a, b: ``[T, HV]``, of which the gates are made.
-        conv_weight: ``[C, W]``; conv_bias: ``[C]``.
-        a_log, dt_bias: ``[HV]``, also for the gates.
-        key_shape, value_shape: heads and their size.
-        kernels: compute the rule; None if they cannot compute this layer.
+        mixed: ``[T, C]``, before the convolution.
+        gates: ``[T, HV]`` each, what the rule reads beside.
+        weight: ``[C, W]`` and bias ``[C]``, of the convolution.
+        rule: None if the layer ends with its convolution, which then has no activation.
     """
 
     mixed: Tensor
-    a: Tensor
-    b: Tensor
-    conv_weight: Tensor
-    conv_bias: Tensor | None
-    a_log: Tensor
-    dt_bias: Tensor
-    key_shape: tuple[int, int]
-    value_shape: tuple[int, int]
-    kernels: RuleWay | None
+    weight: Tensor
+    bias: Tensor | None
+    rule: LayerRule | None = None
+    gates: Sequence[Tensor] = ()
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        return (
+            self.mixed.shape if self.rule is None else (len(self.mixed), *self.rule.state_shape[:2])
+        )
 
 
 class LayerRecurrence:
@@ -105,7 +134,7 @@ class LayerRecurrence:
         if plan.stored is not None:
             arrays.append(plan.tail(plan.stored))
         for part in (part for each in plan.passes for part in each.parts):
-            arrays += [part.bounds, part.slots, part.chunks(), part.chunk_bounds]
+            arrays += DevicePart.host_arrays(part, plan.recurrence.grid)
         return arrays
 
     def bind(self, arrays: Sequence[Tensor]) -> None:
@@ -114,55 +143,72 @@ class LayerRecurrence:
         self._taps = Taps(next(left), next(left))
         self._places = None if self._order is None else next(left)
         self._tail = None if self._plan.stored is None else next(left)
+        grid = self._plan.recurrence.grid
         self._passes = [
-            (each, [DevicePart(part, *islice(left, 4)) for part in each.parts])
+            (each, [DevicePart.bound(part, grid, left) for part in each.parts])
             for each in self._plan.passes
         ]
 
-    def __call__(self, layer: int, inputs: DeltaInputs) -> Tensor:
-        """Return ``[T, HV, Dv]``, the layer's output before its norm."""
+    def __call__(self, layer: int, inputs: RecurrentInputs) -> Tensor:
+        """Return the output before the norm: ``[T, HV, Dv]``, or ``[T, C]`` without a rule."""
         tail, held = self._before(layer, inputs)
-        way = (inputs.kernels if self._kernels else None) or BY_TORCH
-        tokens = self._rule_inputs(inputs, tail, way)
+        if inputs.rule is None:
+            if self._tail is not None:
+                self._keep(layer, inputs, tail, None)
+            return self._convolved(inputs, tail, [inputs.mixed.shape[1]])[0]
+        way = (inputs.rule.kernels if self._kernels else None) or inputs.rule.torch
+        tokens = self._rule_inputs(inputs, inputs.rule, tail, way)
         out = torch.empty_like(tokens.v)
         for each, parts in self._passes:
-            states = self._initial(each, inputs, held)
+            states = self._initial(each, inputs.rule, held)
             for part in parts:
                 own = part.part.tokens
-                way.rule(tokens.part(own), states, part, out[own])
+                way.carry(tokens.part(own), states, part, out[own])
             if self._tail is not None and self._plan.stored in each.slots:
-                numbered = torch.cat([inputs.mixed, tail, torch.zeros_like(tail[:1])])
-                last = numbered.index_select(0, self._tail)
-                self._states[layer] = last, states[each.slots[self._plan.stored]].clone()
-        return out if self._places is None else out.index_select(0, self._places)
+                self._keep(layer, inputs, tail, states[each.slots[self._plan.stored]].clone())
+        if self._places is not None:
+            out = out.index_select(0, self._places)
+        return out.to(inputs.mixed.dtype)
 
-    def _before(self, layer: int, inputs: DeltaInputs) -> tuple[Tensor, Tensor | None]:
+    def _before(self, layer: int, inputs: RecurrentInputs) -> tuple[Tensor, Tensor | None]:
         """What the layer carries behind the held prefix; zeros and None if nothing is held."""
         if self._held is not None:
             return self._states[layer]
-        channels, width = inputs.conv_weight.shape
+        channels, width = inputs.weight.shape
         return inputs.mixed.new_zeros(width - 1, channels), None
 
-    def _initial(self, of: Pass, inputs: DeltaInputs, held: Tensor | None) -> Tensor:
+    def _initial(self, of: Pass, rule: LayerRule, held: Tensor | None) -> Tensor:
         """The states before a pass."""
-        (_, key_dim), (heads, value_dim) = inputs.key_shape, inputs.value_shape
-        shape = (1 + len(of.slots), heads, value_dim, key_dim)
-        states = inputs.mixed.new_zeros(shape, dtype=torch.float32)
+        states = self._taps.order.new_zeros(
+            1 + len(of.slots), *rule.state_shape, dtype=torch.float32
+        )
         if held is not None and self._held in of.slots:
             states[of.slots[self._held]] = held
         return states
 
-    def _rule_inputs(self, inputs: DeltaInputs, tail: Tensor, way: RuleWay) -> RuleInputs:
-        """The inputs of the rule, in the order of the plan."""
-        weight, a, b = inputs.conv_weight, inputs.a, inputs.b
-        heads, dim = inputs.key_shape
-        if not self._kernels:
-            weight = weight.float()
+    def _keep(
+        self, layer: int, inputs: RecurrentInputs, tail: Tensor, state: Tensor | None
+    ) -> None:
+        """Hold what the layer carries behind the prefix that the plan stores."""
+        numbered = torch.cat([inputs.mixed, tail, torch.zeros_like(tail[:1])])
+        self._states[layer] = numbered.index_select(0, self._tail), state
+
+    def _convolved(
+        self, inputs: RecurrentInputs, tail: Tensor, sizes: Sequence[int]
+    ) -> list[Tensor]:
+        """The outputs of the convolution, in the order of the plan."""
         convolve = causal_conv if self._kernels else causal_conv_reference
-        taken = (inputs.mixed, tail, self._taps, weight, inputs.conv_bias)
-        q, k, v = convolve(*taken, num_keys=heads * dim)
+        weight = inputs.weight if self._kernels else inputs.weight.float()
+        taken = (inputs.mixed, tail, self._taps, weight, inputs.bias)
+        return convolve(*taken, sizes=sizes, activates=inputs.rule is not None)
+
+    def _rule_inputs(
+        self, inputs: RecurrentInputs, rule: LayerRule, tail: Tensor, way: RuleWay
+    ) -> RuleInputs:
+        """The inputs of the rule, in the order of the plan."""
+        outputs = self._convolved(inputs, tail, [heads * dim for heads, dim in rule.heads])
+        gates = inputs.gates
         if self._order is not None:
-            a, b = (each.index_select(0, self._taps.order) for each in (a, b))
-        q, k = (each.view(-1, heads, dim) for each in (q, k))
-        v = v.view(-1, *inputs.value_shape)
-        return way.prepare(inputs.a_log, inputs.dt_bias, q, k, v, a, b)
+            gates = [each.index_select(0, self._taps.order) for each in gates]
+        split = (each.view(-1, *shape) for each, shape in zip(outputs, rule.heads, strict=True))
+        return way.prepare(*split, *gates)

@@ -43,6 +43,8 @@ class Case:
     channels=st.sampled_from([5, BLOCK_CHANNELS, 2 * BLOCK_CHANNELS + 7]),
     width=st.integers(2, 5),
     biased=st.booleans(),
+    activates=st.booleans(),
+    parts=st.integers(1, 3),
 )
 def test_the_sums_are_those_of_the_reference(
     device: torch.device,
@@ -51,15 +53,18 @@ def test_the_sums_are_those_of_the_reference(
     channels: int,
     width: int,
     biased: bool,
+    activates: bool,
+    parts: int,
 ) -> None:
-    case, num_keys = Case(tokens, channels, width, device), channels // 3
+    case = Case(tokens, channels, width, device)
+    options = {"sizes": [1] * (parts - 1) + [channels - parts + 1], "activates": activates}
     taps, bias = case.taps, case.bias.to(dtype) if biased else None
     x, held, weight = (each.to(dtype) for each in (case.x, case.held, case.weight))
-    found = causal_conv(x, held, taps, weight, bias, num_keys=num_keys)
+    found = causal_conv(x, held, taps, weight, bias, **options)
     wanted = causal_conv_reference(
         *(x.double(), held.double(), taps, weight.double()),
         None if bias is None else bias.double(),
-        num_keys=num_keys,
+        **options,
     )
     for one, other in zip(found, wanted, strict=True):
         assert one.dtype == dtype
@@ -74,7 +79,7 @@ def test_what_a_token_does_not_see_may_be_nan(device: torch.device) -> None:
     case.order.copy_(torch.arange(3))
     # Token 0 sees nothing but itself, token 2 the other held input and token 0.
     case.previous.copy_(torch.tensor([[5, 5], [0, 0], [4, 0]]))
-    found = causal_conv(case.x, case.held, case.taps, case.weight, None, num_keys=4)
+    found = causal_conv(case.x, case.held, case.taps, case.weight, None, sizes=[4, 3, 5])
     for part in found:
         assert part[[0, 2]].isfinite().all()
         assert part[1].isnan().all()
@@ -91,19 +96,22 @@ def test_what_a_token_does_not_see_may_be_nan(device: torch.device) -> None:
         ("order", {"order": torch.zeros(2, dtype=torch.int32)}),
         ("bias", {"bias": torch.zeros(1)}),
         ("x", {"x": torch.zeros(3, 12, dtype=torch.int32)}),
-        ("num_keys", {"num_keys": 6}),
+        ("sizes", {"sizes": [6, 5]}),
+        ("sizes", {"sizes": [12, 0]}),
+        ("sizes", {"sizes": [4, 4, 2, 2]}),
+        ("sizes", {"sizes": []}),
     ],
 )
 def test_impossible_arguments_are_named(
-    device: torch.device, name: str, changes: dict[str, Tensor | int]
+    device: torch.device, name: str, changes: dict[str, Tensor | list[int]]
 ) -> None:
     case = Case(3, 12, 4, device)
-    given = {**vars(case), "num_keys": 4} | {
+    given = {**vars(case), "sizes": [12]} | {
         key: value.to(device) if isinstance(value, Tensor) else value
         for key, value in changes.items()
     }
     taps = Taps(given["order"], given["previous"])
     inputs = (given["x"], given["held"], taps, given["weight"], given["bias"])
     with pytest.raises(KernelArgumentError) as raised:
-        causal_conv(*inputs, num_keys=given["num_keys"])
+        causal_conv(*inputs, sizes=given["sizes"])
     assert raised.value.name == name

@@ -12,9 +12,10 @@ import triton.language as tl
 from sglang.kernels.ops.attention.fla import chunk_delta_h, chunk_fwd, chunk_o, op, utils
 from sglang.srt.layers.attention.linear.kernels.gdn_triton import TritonGDNKernel
 
-from sglang_prefill_ext.border.model.delta_rule import BY_KERNELS
+from sglang_prefill_ext.border.model.delta_rule import carry, kernel_inputs
 from sglang_prefill_ext.layout.recurrence_plan import Part
-from sglang_prefill_ext.recurrent.layers import BY_TORCH, DevicePart
+from sglang_prefill_ext.recurrent.inputs import delta_rule_inputs
+from sglang_prefill_ext.recurrent.layers import DevicePart, by_torch
 
 pytestmark = pytest.mark.filterwarnings("ignore:tl.make_block_ptr is deprecated")
 
@@ -25,8 +26,8 @@ LENS = [3, 70, 1]
 def part_of(slots: list[int], device: torch.device, *, keep: bool) -> DevicePart:
     places = np.array(slots, dtype=np.int32)
     part = Part(slice(0, sum(LENS)), np.array(LENS), places, keep)
-    arrays = (part.bounds, part.slots, part.chunks(), part.chunk_bounds)
-    return DevicePart(part, *(torch.from_numpy(each).to(device) for each in arrays))
+    arrays = [torch.from_numpy(each).to(device) for each in DevicePart.host_arrays(part, 0)]
+    return DevicePart.bound(part, 0, iter(arrays))
 
 
 @pytest.fixture(autouse=True)
@@ -55,17 +56,20 @@ def test_both_ways_agree(device: torch.device, keep: bool, slots: list[int]) -> 
     a, b = draw(2, tokens, VALUE_HEADS).to(device, torch.float16)
     weights = draw(2, VALUE_HEADS).to(device)
     of_sglang, of_torch = (
-        BY_KERNELS.prepare(*weights, q, k, v, a, b),
-        BY_TORCH.prepare(*weights, q, k, v, a, b),
+        kernel_inputs(*weights, q, k, v, a, b),
+        delta_rule_inputs(*weights, q, k, v, a, b),
     )
-    for one, other in zip(of_sglang, of_torch, strict=True):
+    compared = of_torch._replace(q=of_torch.q * DIM**0.5)
+    for one, other in zip(of_sglang[:5], compared[:5], strict=True):
+        assert one is not None
+        assert other is not None
         torch.testing.assert_close(one.float(), other.float(), rtol=1e-3, atol=1e-3)
     states = draw(3, VALUE_HEADS, DIM, DIM).to(device)
     kept, wanted_kept = states.clone(), states.clone()
     found, wanted = torch.full_like(v, torch.nan), torch.full_like(v, torch.nan)
     part = part_of(slots, device, keep=keep)
-    BY_KERNELS.rule(of_sglang, kept, part, found)
-    BY_TORCH.rule(of_torch, wanted_kept, part, wanted)
+    carry(of_sglang, kept, part, found)
+    by_torch(delta_rule_inputs).carry(of_torch, wanted_kept, part, wanted)
     torch.testing.assert_close(found, wanted, rtol=0, atol=2e-2)
     torch.testing.assert_close(kept, wanted_kept, rtol=0, atol=2e-2)
     assert torch.equal(kept, states) != keep
@@ -77,10 +81,11 @@ def test_the_kernels_are_called_as_by_sglang(device: torch.device) -> None:
     q, k = draw(2, sum(LENS), HEADS, DIM).to(device, torch.float16)
     v = draw(sum(LENS), VALUE_HEADS, DIM).to(device, torch.float16)
     a, b = draw(2, sum(LENS), VALUE_HEADS).to(device, torch.float16)
-    inputs = BY_KERNELS.prepare(*draw(2, VALUE_HEADS).to(device), q, k, v, a, b)
+    inputs = kernel_inputs(*draw(2, VALUE_HEADS).to(device), q, k, v, a, b)
     states, part = draw(3, VALUE_HEADS, DIM, DIM).to(device), part_of([0, 2, 1], device, keep=True)
     own, of_sglang, found = states.clone(), states.clone(), torch.full_like(v, torch.nan)
-    BY_KERNELS.rule(inputs, own, part, found)
+    carry(inputs, own, part, found)
+    assert inputs.beta is not None
     wanted, _, _ = TritonGDNKernel().extend(
         *(q[None], k[None], v[None], inputs.g[None], inputs.beta[None]),
         ssm_states=of_sglang,

@@ -11,9 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import conv1d, silu
+from torch.nn.functional import silu
 
-from sglang_prefill_ext.recurrent.delta_rule import delta_rule, prepared
+from sglang_prefill_ext.border.cpu.convolution import over_pool
+from sglang_prefill_ext.recurrent.inputs import delta_rule_inputs
+from sglang_prefill_ext.recurrent.rule import carry
 
 
 def carried(
@@ -38,31 +40,15 @@ def carried(
         begins = forward_batch.extend_prefix_lens == 0
     cache = backend.req_to_token_pool.mamba2_layer_cache(layer.layer_id)
     slots = backend.forward_metadata.mamba_cache_indices
-    tails = cache.conv[0][slots].to(mixed_qkv.dtype).masked_fill(begins[:, None, None], 0)
-    mixed, tails = _convolved(mixed_qkv, tails, lens, layer)
-    cache.conv[0][slots] = tails.to(cache.conv[0].dtype)
+    weights = (layer.conv_weights, layer.bias)
+    mixed = over_pool(mixed_qkv, cache.conv[0], slots, lens, begins, *weights, activates=True)
     q, k, v = torch.split(mixed, [layer.q_dim, layer.k_dim, layer.v_dim], dim=1)
     q, k = (each.view(-1, layer.num_k_heads, layer.head_k_dim) for each in (q, k))
     v = v.view(-1, layer.num_v_heads, layer.head_v_dim)
-    inputs = prepared(layer.A_log, layer.dt_bias, q, k, v, a, b)
+    inputs = delta_rule_inputs(layer.A_log, layer.dt_bias, q, k, v, a, b)
     cache.temporal[slots[begins]] = 0
     bounds = torch.tensor([0, *accumulate(lens)])
-    return delta_rule(inputs, cache.temporal, slots, bounds, keep=True)[None]
-
-
-def _convolved(mixed: Tensor, tails: Tensor, lens: list[int], layer: Any) -> tuple[Tensor, Tensor]:
-    """Convolution and SiLU of each sequence behind its tail, and the tail that it leaves.
-
-    Args:
-        tails: ``[n, C, W - 1]``.
-    """
-    outputs, left = [], []
-    for sequence, tail in zip(torch.split(mixed, lens), tails, strict=True):
-        inputs = torch.cat([tail, sequence.T], dim=1)
-        weight = layer.conv_weights[:, None].to(inputs.dtype)
-        outputs.append(conv1d(inputs[None], weight, layer.bias, groups=len(inputs))[0].T)
-        left.append(inputs[:, -tails.shape[2] :])
-    return silu(torch.cat(outputs)), torch.stack(left)
+    return carry(inputs, cache.temporal, slots, bounds, keep=True)[None]
 
 
 def gated_norm(

@@ -8,7 +8,6 @@ from typing import Any
 
 from sglang.srt.layers.pooler import CrossEncodingPooler, Pooler, PoolingType
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
-from sglang.srt.layers.radix_linear_attention import RadixLinearAttention
 from sglang.srt.layers.rotary_embedding.rope_variant import Phi3LongRoPEScaledRotaryEmbedding
 
 from sglang_prefill_ext.attention.way import HeadShape
@@ -18,6 +17,7 @@ from sglang_prefill_ext.border.model.model_classes import (
     RESIDUAL_ON_BATCH,
     VECTOR_ARCHITECTURES,
 )
+from sglang_prefill_ext.border.model.recurrent_layers import recurrent_layers
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
 _ROTATIONS_BY_LENGTH = frozenset({"dynamic", "longrope"})
@@ -113,7 +113,8 @@ def _attention_reasons(model: Any) -> Iterator[StockReason]:
             yield StockReason.CROSS_ATTENTION
         if layer.use_irope or layer.xai_temperature_len > 0:
             yield StockReason.ATTENTION_VARIANT
-    if any(layer.activation not in ("silu", "swish") for layer in recurrent_layers(model)):
+    activations = {getattr(layer, "activation", "silu") for layer in recurrent_layers(model)}
+    if not activations <= {"silu", "swish"}:
         yield StockReason.ATTENTION_VARIANT
 
 
@@ -135,11 +136,6 @@ def attention_layers(model: Any) -> list[Any]:
         for name, module in modules
         if isinstance(module, RadixAttention) and not str(name).endswith(".attn_mqa")
     ]
-
-
-def recurrent_layers(model: Any) -> list[Any]:
-    """Return every layer of a loaded model that carries a state from token to token."""
-    return [each for each in model.modules() if isinstance(each, RadixLinearAttention)]
 
 
 def head_shape(layer: Any) -> HeadShape:

@@ -19,18 +19,18 @@ from torch import Tensor
 from sglang_prefill_ext.border.model.capability import (
     attention_layers,
     head_shape,
-    recurrent_layers,
     text_part,
 )
-from sglang_prefill_ext.border.model.delta_rule import state_bytes
 from sglang_prefill_ext.border.model.expert_settings import expert_settings
 from sglang_prefill_ext.border.model.model_classes import POSITIONS_FROM_1, RESIDUAL_ON_BATCH
 from sglang_prefill_ext.border.model.packed_batch import (
     Adapters,
     PackedAttentionBackend,
     PackedForwardBatch,
+    PackedHybridBackend,
     packed_batch_of,
 )
+from sglang_prefill_ext.border.model.recurrent_layers import recurrence_of, state_bytes
 from sglang_prefill_ext.border.model.sampler import SglangSampler
 from sglang_prefill_ext.border.scheduler.kv_memory import plain_pool
 from sglang_prefill_ext.forward.device import in_order
@@ -149,7 +149,10 @@ class SglangModel:
         last = max(layers, key=lambda layer: layer.layer_id)
         shortens = type(runner.model).__name__ in RESIDUAL_ON_BATCH
         self.last_layer: int | None = last.layer_id if shortens else None
-        backend = PackedAttentionBackend(runner.attn_backend, self.last_layer)
+        self.recurrence = recurrence_of(runner)
+        has_grid = self.recurrence is not None and self.recurrence.grid
+        backend_class = PackedHybridBackend if has_grid else PackedAttentionBackend
+        backend = backend_class(runner.attn_backend, self.last_layer)
         # SGLang's prefixes in the cache have it, too.
         self._first_position = int(type(runner.model).__name__ in POSITIONS_FROM_1)
         self._adapters = Adapters(runner.lora_manager)
@@ -159,9 +162,7 @@ class SglangModel:
         self.device = torch.device(runner.device)
         self.dtype: torch.dtype = runner.dtype
         self.heads = head_shape(last)
-        recurrent = recurrent_layers(runner.model)
-        self.conv_width = max((layer.conv_weights.shape[1] for layer in recurrent), default=0)
-        states = sum(state_bytes(layer, self.dtype) for layer in recurrent)
+        states = state_bytes(runner.model, self.dtype)
         own = OwnPool(self.heads, len(layers), self.dtype, self.device, states)
         self.pool: KVPool = plain_pool(runner, self.heads) or own
         self.vocab_size: int = runner.model_config.vocab_size

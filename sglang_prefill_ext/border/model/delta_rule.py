@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,63 +15,72 @@ from sglang.kernels.ops.attention.linear.fused_gdn_gating import fused_gdn_gatin
 from torch import Tensor
 
 from sglang_prefill_ext.layout.recurrence_plan import CHUNK
-from sglang_prefill_ext.recurrent.delta_rule import RuleInputs
-from sglang_prefill_ext.recurrent.layers import DeltaInputs, DevicePart, RuleWay
+from sglang_prefill_ext.recurrent.inputs import delta_rule_inputs
+from sglang_prefill_ext.recurrent.layers import (
+    DevicePart,
+    LayerRule,
+    RecurrentInputs,
+    RuleWay,
+    by_torch,
+)
+from sglang_prefill_ext.recurrent.rule import RuleInputs
 
 _BLOCK_D, _BLOCK_V = 128, 64
 """Of `chunk_fwd_kernel_o`, as SGLang launches it."""
 
 
-def delta_inputs(layer: Any, mixed: Tensor, a: Tensor, b: Tensor) -> DeltaInputs:
+def delta_inputs(layer: Any, mixed: Tensor, a: Tensor, b: Tensor) -> RecurrentInputs:
     """The inputs of a `RadixLinearAttention`, which carries the weights of its layer.
 
     Args:
-        mixed: ``[T, C]``; a, b: ``[T, HV]``; see `DeltaInputs`.
+        mixed: ``[T, C]``, queries, keys and values; a, b: ``[T, HV]``.
     """
     can_run = mixed.is_cuda and mixed.dtype != torch.float32
-    return DeltaInputs(
-        *(mixed, a, b, layer.conv_weights, layer.bias, layer.A_log, layer.dt_bias),
-        key_shape=(layer.num_k_heads, layer.head_k_dim),
-        value_shape=(layer.num_v_heads, layer.head_v_dim),
-        kernels=BY_KERNELS if can_run else None,
+    weights = (layer.A_log, layer.dt_bias)
+    keys = (layer.num_k_heads, layer.head_k_dim)
+    rule = LayerRule(
+        heads=(keys, keys, (layer.num_v_heads, layer.head_v_dim)),
+        state_shape=(layer.num_v_heads, layer.head_v_dim, layer.head_k_dim),
+        torch=by_torch(partial(delta_rule_inputs, *weights)),
+        kernels=RuleWay(partial(kernel_inputs, *weights), carry) if can_run else None,
     )
+    return RecurrentInputs(mixed, layer.conv_weights, layer.bias, rule, (a, b))
 
 
-def state_bytes(layer: Any, dtype: torch.dtype) -> int:
-    """Bytes of what a layer carries behind a prefix, see `HeldStates`."""
-    channels, width = layer.conv_weights.shape
-    state = layer.num_v_heads * layer.head_v_dim * layer.head_k_dim
-    return int(channels * (width - 1) * dtype.itemsize + state * torch.float32.itemsize)
+def state_numbers(layer: Any) -> int:
+    """Of the state that a rank carries."""
+    return int(layer.num_v_heads * layer.head_v_dim * layer.head_k_dim)
 
 
-def _prepared(
+def kernel_inputs(
     a_log: Tensor, dt_bias: Tensor, q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor
 ) -> RuleInputs:
-    """As `prepared`, by SGLang's kernels."""
+    """As `delta_rule_inputs`, by SGLang's Triton kernels; queries are not divided."""
     g, beta = fused_gdn_gating(a_log, a, b, dt_bias)
     return RuleInputs(l2norm_fwd(q), l2norm_fwd(k), v, g[0], beta[0])
 
 
-def _rule(inputs: RuleInputs, states: Tensor, part: DevicePart, out: Tensor) -> None:
-    """The rule by the kernels of SGLang's `chunk_gated_delta_rule`.
+def carry(inputs: RuleInputs, states: Tensor, part: DevicePart, out: Tensor) -> None:
+    """The rule by the kernels of SGLang's `chunk_gated_delta_rule`, which do not take float32.
 
     That function would copy the lengths of sequences to the host, to list their chunks.
     """
-    q, k, v, g, beta = (each[None] for each in inputs)
-    lists = {"cu_seqlens": part.bounds, "chunk_indices": part.chunks}
+    q, k, v, g, beta = (each[None] for each in inputs[:5] if each is not None)
+    chunks, chunk_bounds = part.lists
+    lists = {"cu_seqlens": part.bounds, "chunk_indices": chunks}
     g = chunk_local_cumsum(g, chunk_size=CHUNK, **lists)
     w, u, _ = chunk_gated_delta_rule_fwd_intra(k=k, v=v, g=g, beta=beta, **lists)
     h, new = chunk_gated_delta_rule_fwd_h(
         *(k, w, u, g),
         initial_state=states,
         initial_state_indices=part.slots,
-        chunk_offsets=part.chunk_bounds,
+        chunk_offsets=chunk_bounds,
         inplace_update=part.part.keep,
         **lists,
     )
     (tokens, heads, value_dim), (key_heads, dim) = inputs.v.shape, inputs.q.shape[1:]
-    chunk_fwd_kernel_o[(-(-value_dim // _BLOCK_V), len(part.chunks), heads)](
-        *(q, k, new, h, g, out, part.bounds, part.chunks, dim**-0.5),
+    chunk_fwd_kernel_o[(-(-value_dim // _BLOCK_V), len(chunks), heads)](
+        *(q, k, new, h, g, out, part.bounds, chunks, dim**-0.5),
         T=tokens,
         H=heads,
         Hg=key_heads,
@@ -84,7 +94,3 @@ def _rule(inputs: RuleInputs, states: Tensor, part: DevicePart, out: Tensor) -> 
         num_warps=4,
         num_stages=2,
     )
-
-
-BY_KERNELS = RuleWay(_prepared, _rule)
-"""By SGLang's Triton kernels, which do not compute in float32."""

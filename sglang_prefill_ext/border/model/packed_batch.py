@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+from sglang.srt.layers.attention.hybrid_linear_attn_backend import HybridLinearAttnBackend
 from sglang.srt.model_executor.forward_batch_info import (
     CaptureHiddenMode,
     ForwardBatch,
@@ -18,6 +19,7 @@ from torch import Tensor
 from sglang_prefill_ext.attention.inputs import AttentionVariant, LayerInputs
 from sglang_prefill_ext.border.model.delta_rule import delta_inputs
 from sglang_prefill_ext.border.model.latent_attention import LATENT_BACKEND, queries_and_latents
+from sglang_prefill_ext.border.model.state_space import PackedMamba
 from sglang_prefill_ext.errors import PackedForwardError
 from sglang_prefill_ext.forward.upload import upload
 
@@ -145,6 +147,12 @@ class PackedAttentionBackend(AttentionBackend):  # type: ignore[misc]
         )
         out: Tensor = forward_batch.attend(layer.layer_id, inputs)
         return out.reshape(len(out), layer.tp_q_head_num * layer.v_head_dim)
+
+
+class PackedHybridBackend(PackedAttentionBackend, HybridLinearAttnBackend):  # type: ignore[misc]
+    """For models with layers of Mamba-2, which want a backend of this class."""
+
+    linear_attn_backend = PackedMamba()
 
 
 class Adapters:

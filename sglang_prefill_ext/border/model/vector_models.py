@@ -16,7 +16,7 @@ from sglang_prefill_ext.border.model.model_classes import ENCODER_ARCHITECTURES,
 from sglang_prefill_ext.border.model.packed_batch import PackedForwardBatch
 from sglang_prefill_ext.errors import PackedForwardError
 from sglang_prefill_ext.forward.model import Overrides
-from sglang_prefill_ext.recurrent.layers import DeltaInputs
+from sglang_prefill_ext.recurrent.layers import RecurrentInputs
 
 
 class SglangVectorModel(SglangModel):
@@ -73,8 +73,8 @@ class SglangVectorModel(SglangModel):
             q, v = inputs.q, inputs.v
             return v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
 
-        def write_nothing(_layer: int, inputs: DeltaInputs) -> Tensor:
-            return inputs.mixed.new_zeros(len(inputs.mixed), *inputs.value_shape)
+        def write_nothing(_layer: int, inputs: RecurrentInputs) -> Tensor:
+            return inputs.mixed.new_zeros(inputs.output_shape)
 
         with torch.inference_mode(), self.stream():
             # Made on that stream, so its memory is reused only behind the forward, which nobody

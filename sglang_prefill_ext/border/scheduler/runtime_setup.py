@@ -161,5 +161,5 @@ def _tried(
 
 def _graph_tokens(ranks: Ranks, config: PrefillOnlyConfig, model: SglangModel) -> int:
     """Tokens of the largest graph that is asked for; 0 for none."""
-    possible = not cuda_graph_fully_disabled() and not model.conv_width
+    possible = not cuda_graph_fully_disabled() and model.recurrence is None
     return config.graph_tokens(on_cuda=model.device.type == "cuda" and possible, ranks=ranks.count)

@@ -102,7 +102,7 @@ class PackedGraphs:
         start_s, device = time.monotonic(), self._model.device
         if self._way is AttentionWay.TORCH:
             self.give_up("attention by torch plans its calls on the host")
-        elif self._model.conv_width:
+        elif self._model.recurrence is not None:
             self.give_up("the kernels of recurrent layers are launched by the lengths of prompts")
         elif not self._model.causal:
             self.give_up("SGLang's encoders read the lengths of prompts on the host")

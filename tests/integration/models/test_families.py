@@ -58,6 +58,7 @@ def reports(
     return {path.stem: json.loads(path.read_text()) for path in out.glob("*.json")}
 
 
+@pytest.mark.patch("P75")
 @each_reference
 @each_way
 def test_same_numbers(reports: dict[str, Any], family: str, reference: str, way: str) -> None:

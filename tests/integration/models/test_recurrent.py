@@ -1,4 +1,4 @@
-"""A server whose model has layers with a gated delta rule, which carry a state along a prompt."""
+"""Servers whose models have recurrent layers, which carry a state along a prompt."""
 
 from __future__ import annotations
 
@@ -22,24 +22,29 @@ pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 FLAGS = ("--enable-prefill-only", "--prefill-only-max-forward-tokens=64")
 EXACT = {"SGLANG_MAMBA_CONV_DTYPE": "float32"}
 """SGLang keeps the last inputs of a convolution in bfloat16, whatever the dtype of the model."""
-LOOPS = {
-    "overlap": ("--disable-radix-cache",),
-    # On a CPU SGLang keeps states of prefixes only without overlap.
-    "normal": ("--mamba-radix-cache-strategy=no_buffer", "--disable-overlap-schedule"),
+OVERLAP = ("--disable-radix-cache",)
+NORMAL = ("--mamba-radix-cache-strategy=no_buffer", "--disable-overlap-schedule")
+"""On a CPU SGLang keeps states of prefixes only without overlap."""
+SERVERS = {
+    "delta-rule-overlap": ("qwen3.5", OVERLAP),
+    "delta-rule-normal": ("qwen3.5", NORMAL),
+    "state-space-overlap": ("granite4", OVERLAP),
+    "state-space-normal": ("granite4", NORMAL),
+    "convolution-overlap": ("lfm2", OVERLAP),
 }
 
 
-@pytest.fixture(scope="module", params=LOOPS)
+@pytest.fixture(scope="module", params=SERVERS)
 def recurrent_client(
     model_dir: Callable[[str], Path], request: pytest.FixtureRequest
 ) -> Iterator[Client]:
-    flags = (*FLAGS, *LOOPS[request.param])
+    preset, flags = SERVERS[request.param]
     name = f"recurrent-{request.param}"
-    with serving(model_dir("qwen3.5"), name, *flags, env=EXACT) as (_, client):
+    with serving(model_dir(preset), name, *FLAGS, *flags, env=EXACT) as (_, client):
         yield client
 
 
-@pytest.mark.patch("P66", "P68", "P69", "P70")
+@pytest.mark.patch("P66", "P68", "P69", "P70", "P71", "P72", "P74")
 def test_the_known_answers_are_the_same(recurrent_client: Client) -> None:
     assert recurrent_client.scheduler()["known_answers"]["verdict"] == "same"
 
@@ -62,7 +67,7 @@ def test_requests_at_once_keep_their_states_apart(recurrent_client: Client) -> N
         assert_same(answer, recurrent_client.score(body, stock=True))
 
 
-@pytest.mark.patch("P67")
+@pytest.mark.patch("P67", "P73")
 def test_a_generation_goes_on_beside_scores(recurrent_client: Client) -> None:
     ids = random_ids(random.Random(5), 70)
     alone = recurrent_client.generate(ids, 6)

@@ -29,6 +29,7 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from sglang.benchmark import one_batch  # noqa: E402
+from sglang.srt.layers.moe import fused_moe_native  # noqa: E402
 from sglang.srt.layers.radix_attention import AttentionType  # noqa: E402
 from sglang.srt.layers.rotary_embedding.rope_variant import (  # noqa: E402
     Phi3LongRoPEScaledRotaryEmbedding,
@@ -37,7 +38,7 @@ from sglang.srt.managers.schedule_batch import Req  # noqa: E402
 from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, MLATokenToKVPool  # noqa: E402
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool  # noqa: E402
 from sglang.srt.model_executor.model_runner import ModelRunner  # noqa: E402
-from sglang.srt.models import afmoe, ernie4, minimax_m2  # noqa: E402
+from sglang.srt.models import afmoe, ernie4, minimax_m2, nemotron_h  # noqa: E402
 from sglang.srt.runtime_context import SpawnRanks, publish  # noqa: E402
 from sglang.srt.sampling.sampling_params import SamplingParams  # noqa: E402
 from sglang.srt.server_args import PortArgs, prepare_server_args  # noqa: E402
@@ -102,6 +103,7 @@ SGLANGS_NAMES = {
 """Architectures whose name Hugging Face writes in another way than their makers, and so SGLang."""
 ONE_TOKEN_LONGER = {"cohere2", "cohere2_moe", "exaone_moe"}
 """Models whose window SGLang 0.5.23 takes as the number of tokens before a token, not with it."""
+native_experts = fused_moe_native.moe_forward_native
 UNSUPPORTED_LAYERS = {
     "logit_soft_cap": {"logit_cap": 50.0, "logit_capping_method": "other"},
     "cross_attention": {"attn_type": AttentionType.ENCODER_ONLY},
@@ -383,6 +385,20 @@ def experts_in_torch(
     return out * moe_runner_config.routed_scaling_factor
 
 
+def squared_experts_in_torch(
+    layer: Any, hidden: torch.Tensor, topk_output: Any, moe_runner_config: Any
+) -> torch.Tensor:
+    """Stands in for experts without a gate, which SGLang computes only on a GPU."""
+    if moe_runner_config.activation != "relu2":
+        return native_experts(layer, hidden, topk_output, moe_runner_config)
+    out = torch.zeros_like(hidden)
+    for expert, (up, down) in enumerate(zip(layer.w13_weight, layer.w2_weight, strict=True)):
+        tokens, places = torch.where(topk_output.topk_ids == expert)
+        made = (hidden[tokens] @ up.T).relu().square() @ down.T
+        out.index_add_(0, tokens, made * topk_output.topk_weights[tokens, places, None])
+    return out * moe_runner_config.routed_scaling_factor
+
+
 def norms_in_torch(
     norms: Any, q: torch.Tensor, k: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -390,12 +406,19 @@ def norms_in_torch(
     return norms._q_norm(q), norms._k_norm(k)
 
 
+def product_in_float32(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
+    """Stands in for a product whose result has another dtype, which only a GPU computes."""
+    return a.to(out_dtype) @ b.to(out_dtype)
+
+
 def without_a_gpu() -> None:
     """Change SGLang's models that would fail without a GPU, so that they run."""
     ernie4._is_cpu = True  # as on SGLang's own CPU platform; otherwise its router fails
     afmoe.fused_moe = experts_in_torch
     minimax_m2.MiniMaxM2QKRMSNorm._forward_naive = norms_in_torch
-    patches.apply([Group.CPU])
+    fused_moe_native.moe_forward_native = squared_experts_in_torch
+    nemotron_h.torch = SimpleNamespace(**vars(torch) | {"mm": product_in_float32})
+    patches.apply([Group.CPU, Group.SCHEDULER])
 
 
 def report(directory: str, dtype: str, out: Path) -> None:

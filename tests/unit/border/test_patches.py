@@ -210,6 +210,16 @@ def test_a_subclass_that_overrides_the_target_is_refused(upstream: ModuleType) -
     assert stock(upstream) == before
 
 
+def test_a_subclass_can_be_spared(upstream: ModuleType) -> None:
+    class Fork(upstream.Scheduler):  # type: ignore[name-defined, misc]
+        def step(self, batch: str, last: Any = None) -> str:
+            return "forked"
+
+    apply(SCHEDULER, [step_patch(spares=f"{Fork.__module__}.{Fork.__qualname__}")])
+    assert Fork().step("b") == "forked"
+    assert upstream.Scheduler().step("b") == "around stock b"
+
+
 def test_a_subclass_that_calls_super_is_fine(upstream: ModuleType) -> None:
     class Child(upstream.Scheduler):  # type: ignore[name-defined, misc]
         def step(self, batch: str, last: Any = None) -> str:

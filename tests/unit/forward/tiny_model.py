@@ -34,7 +34,7 @@ class TinyModel:
     unit_length = False
     causal = True
     longest_prompt: int | None = None
-    conv_width = 0
+    recurrence = None
 
     def __init__(self, *, asynchronous: bool = False) -> None:
         self.asynchronous = asynchronous

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.layout import recurrence_plan as module
-from sglang_prefill_ext.layout.recurrence_plan import CHUNK, RecurrencePlan
+from sglang_prefill_ext.layout.recurrence_plan import CHUNK, Recurrence, RecurrencePlan
 from sglang_prefill_ext.layout.tokens import ForwardLayout, GroupSpan
 from tests.unit.attention.strategies import layout, layouts
 
@@ -41,7 +41,7 @@ def last(forward: ForwardLayout, span: GroupSpan, before: list[int], width: int)
 @settings(deadline=None)
 @given(layouts(), WIDTHS)
 def test_previous_tokens_are_those_of_the_prompt(forward: ForwardLayout, width: int) -> None:
-    previous = RecurrencePlan(forward, width).previous()
+    previous = RecurrencePlan(forward, Recurrence(width)).previous()
     assert previous.dtype == np.int32
     for _, span, tokens, before in segments(forward):
         for place, token in enumerate(tokens):
@@ -51,7 +51,7 @@ def test_previous_tokens_are_those_of_the_prompt(forward: ForwardLayout, width: 
 
 @given(layouts(), WIDTHS)
 def test_the_tail_of_a_prefix_is_its_last_tokens(forward: ForwardLayout, width: int) -> None:
-    plan = RecurrencePlan(forward, width)
+    plan = RecurrencePlan(forward, Recurrence(width))
     for number, span in enumerate(forward.groups):
         start = int(forward.group_starts[number])
         wanted = last(forward, span, [*range(start, start + span.fresh)], width)
@@ -63,7 +63,7 @@ def plans(draw: st.DrawFn) -> RecurrencePlan:
     forward = draw(layouts(max_groups=8))
     with_prefix = [at for at, span in enumerate(forward.groups) if span.fresh]
     stored = draw(st.none() | st.sampled_from(with_prefix)) if with_prefix else None
-    return RecurrencePlan(forward, 4, stored)
+    return RecurrencePlan(forward, Recurrence(4, grid=draw(st.sampled_from([0, 3]))), stored)
 
 
 def sequences(plan: RecurrencePlan) -> list[tuple[list[int], list[int], bool]]:
@@ -105,6 +105,8 @@ def test_every_token_is_computed_behind_those_of_its_prompt(
             assert [*each.slots.values()] == [*range(1, len(each.slots) + 1)]
             for part in each.parts:
                 assert len(part.chunks()) <= most_chunks or len(part.lens) == 1
+                if plan.recurrence.grid and len({*part.slots.tolist()}) > 1:
+                    assert len(part.lens) <= most_states
     computed = {
         token: before + own[:at] for own, before, _ in found for at, token in enumerate(own)
     }
@@ -134,8 +136,34 @@ def test_chunks_of_sequences(lens: list[int]) -> None:
     assert part.chunk_bounds.tolist() == [*firsts, len(wanted)]
 
 
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 8))
+def test_pieces_begin_with_chunks_and_with_sequences(lens: list[int], grid: int) -> None:
+    part = module.Part(
+        slice(7, 7 + sum(lens)), np.array(lens), np.zeros(len(lens), np.int32), False
+    )
+    owners = [sequence for sequence, length in enumerate(lens) for _ in range(length)]
+    starts = [
+        token
+        for token, owner in enumerate(owners)
+        if token % grid == 0 or owners[token - 1] != owner
+    ]
+    sequences, chunks, places = part.lists(grid)
+    assert sequences.tolist() == owners
+    assert [*zip(chunks.tolist(), places.tolist(), strict=True)] == [
+        divmod(token, grid) for token in starts
+    ]
+    assert {each.dtype for each in (sequences, chunks, places)} == {np.dtype(np.int32)}
+
+
+@given(layouts())
+def test_a_convolution_alone_has_no_passes(forward: ForwardLayout) -> None:
+    plan = RecurrencePlan(forward, Recurrence(3, carries=False))
+    assert plan.passes == ()
+    assert plan.order() is None
+
+
 def test_one_group_lies_in_order_already() -> None:
-    assert RecurrencePlan(layout((0, 5, 2, 3)), 4).order() is None
-    assert RecurrencePlan(layout((0, 0, 2, 3), (7, 0, 4)), 4).order() is None
-    assert RecurrencePlan(layout((0, 5, 1), (0, 6, 2)), 4).order() is None
-    assert RecurrencePlan(layout((0, 2, 1, 1), (0, 1, 1, 1)), 4).order() is not None
+    assert RecurrencePlan(layout((0, 5, 2, 3)), Recurrence(4)).order() is None
+    assert RecurrencePlan(layout((0, 0, 2, 3), (7, 0, 4)), Recurrence(4)).order() is None
+    assert RecurrencePlan(layout((0, 5, 1), (0, 6, 2)), Recurrence(4)).order() is None
+    assert RecurrencePlan(layout((0, 2, 1, 1), (0, 1, 1, 1)), Recurrence(4)).order() is not None

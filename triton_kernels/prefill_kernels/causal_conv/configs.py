@@ -14,11 +14,11 @@ NUM_WARPS = 4
 def variants() -> Iterator[Variant]:
     """A layer of Qwen3.5-4B in half precision; its convolution has no bias."""
     for dtype in ("bf16", "fp16"):
-        floats = ("x", "held", "weight", "queries", "keys", "values")
+        floats = ("x", "held", "weight", "first", "second", "third")
         signature: dict[str, TypeSpec] = dict.fromkeys(floats, f"*{dtype}:16")
         signature |= {"order": "*i32:16", "previous": "*i32:16"}
         signature |= {"x_stride": "i32:16", "num_tokens": "i32"}
-        constexprs = {"bias": None, "C": 8192, "KEYS": 2048, "W": 4}
+        constexprs = {"bias": None, "C": 8192, "FIRST": 2048, "SECOND": 2048, "W": 4, "SILU": True}
         yield Variant(
             f"{dtype}, 8192 channels",
             causal_conv_kernel,

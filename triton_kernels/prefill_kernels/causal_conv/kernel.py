@@ -14,13 +14,15 @@ def causal_conv_kernel(
     previous,  # int32 [T, W - 1], contiguous
     weight,  # [C, W], contiguous
     bias,  # [C]; None for none
-    queries,  # [T, KEYS], contiguous
-    keys,  # [T, KEYS], contiguous
-    values,  # [T, C - 2 * KEYS], contiguous
+    first,  # [T, FIRST], contiguous
+    second,  # [T, SECOND], contiguous
+    third,  # [T, C - FIRST - SECOND], contiguous
     num_tokens,
     C: tl.constexpr,
-    KEYS: tl.constexpr,
+    FIRST: tl.constexpr,
+    SECOND: tl.constexpr,
     W: tl.constexpr,
+    SILU: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
@@ -36,15 +38,18 @@ def causal_conv_kernel(
         total += _product(held + (at - num_tokens) * C, early, weight + place, channel, C, W)
     if bias is not None:
         total += tl.load(bias + channel, mask=in_channel, other=0.0).to(tl.float32)[None, :]
-    out = total * tl.sigmoid(total)
-    rest: tl.constexpr = C - 2 * KEYS
+    if SILU:
+        total = total * tl.sigmoid(total)
     line = token[:, None].to(tl.int64)
-    inside = in_token[:, None]
-    is_query, is_key = channel < KEYS, (channel >= KEYS) & (channel < 2 * KEYS)
-    is_value = (channel >= 2 * KEYS) & in_channel
-    tl.store(queries + line * KEYS + channel, out, mask=inside & is_query)
-    tl.store(keys + line * KEYS + (channel - KEYS), out, mask=inside & is_key)
-    tl.store(values + line * rest + (channel - 2 * KEYS), out, mask=inside & is_value)
+    rest: tl.constexpr = C - FIRST - SECOND
+    of_first = in_token[:, None] & (channel < FIRST)
+    tl.store(first + line * FIRST + channel, total, mask=of_first)
+    if SECOND > 0:
+        of_second = in_token[:, None] & (channel >= FIRST) & (channel < FIRST + SECOND)
+        tl.store(second + line * SECOND + (channel - FIRST), total, mask=of_second)
+    if rest > 0:
+        of_third = in_token[:, None] & (channel >= FIRST + SECOND) & in_channel
+        tl.store(third + line * rest + (channel - FIRST - SECOND), total, mask=of_third)
 
 
 @triton.jit

@@ -1,5 +1,6 @@
 """Convolve packed prompts in one launch, wherever the tokens before a token lie."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,8 +30,15 @@ class Taps:
 
 
 def causal_conv(
-    x: Tensor, held: Tensor, taps: Taps, weight: Tensor, bias: Tensor | None, *, num_keys: int
-) -> tuple[Tensor, Tensor, Tensor]:
+    x: Tensor,
+    held: Tensor,
+    taps: Taps,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    sizes: Sequence[int],
+    activates: bool = True,
+) -> list[Tensor]:
     """Convolve each channel along its prompt, then apply SiLU; sums are float32.
 
     ::
@@ -44,42 +52,49 @@ def causal_conv(
         x: `[T, C]`, any stride between tokens; T >= 1.
         held: `[W - 1, C]`, contiguous, of the dtype of `x`.
         weight: `[C, W]`, contiguous; bias: `[C]`.
-        num_keys: channels of queries, and of keys, which come first; the others are values.
+        sizes: channels of each output; one to three, at least 1, C together.
+        activates: whether SiLU is applied.
 
     Returns:
-        Queries and keys `[T, num_keys]` and values `[T, C - 2 * num_keys]`, contiguous.
+        The outputs, `[T, size]`, contiguous.
 
     Raises:
         KernelArgumentError: a dtype, shape, stride or device that the kernel cannot take; nothing
             was launched.
     """
     tensors = (x, held, taps.order, taps.previous, weight, bias)
-    key = (place(x), num_keys, *map(look, tensors))
+    key = (place(x), tuple(sizes), *map(look, tensors))
     if _CHECKED.get(key) is None:
-        _check(x, held, taps, weight, bias, num_keys)
+        _check(x, held, taps, weight, bias, sizes)
         _CHECKED.keep(key, True)
     tokens, channels = x.shape
-    queries, keys = x.new_empty(tokens, num_keys), x.new_empty(tokens, num_keys)
-    values = x.new_empty(tokens, channels - 2 * num_keys)
+    outputs = [x.new_empty(tokens, size) for size in sizes]
     grid = (triton.cdiv(tokens, BLOCK_TOKENS), triton.cdiv(channels, BLOCK_CHANNELS))
     causal_conv_kernel[grid](
         *(x, x.stride(0), held, taps.order, taps.previous, weight, bias),
-        *(queries, keys, values, tokens),
+        *(*outputs, *[None] * (3 - len(outputs)), tokens),
         C=channels,
-        KEYS=num_keys,
+        FIRST=sizes[0],
+        SECOND=sizes[1] if len(sizes) > 1 else 0,
         W=weight.shape[1],
+        SILU=activates,
         BLOCK_T=BLOCK_TOKENS,
         BLOCK_C=BLOCK_CHANNELS,
         num_warps=NUM_WARPS,
     )
-    return queries, keys, values
+    return outputs
 
 
 _CHECKED = PreparedLaunches[bool]()
 
 
 def _check(
-    x: Tensor, held: Tensor, taps: Taps, weight: Tensor, bias: Tensor | None, num_keys: int
+    x: Tensor,
+    held: Tensor,
+    taps: Taps,
+    weight: Tensor,
+    bias: Tensor | None,
+    sizes: Sequence[int],
 ) -> None:
     check_launchable("x", x)
     check_tensor("x", x, (None, None), _FLOATS, x.device)
@@ -88,9 +103,8 @@ def _check(
     check_tensor("weight", weight, (channels, None), _FLOATS, x.device)
     width = weight.shape[1]
     require(width > 1, "weight", f"of width {width}", "a convolution sees at least two tokens")
-    require(
-        0 < 2 * num_keys < channels, "num_keys", num_keys, f"it must leave values of {channels}"
-    )
+    are_sizes = 0 < len(sizes) <= 3 and min(sizes) > 0 and sum(sizes) == channels
+    require(are_sizes, "sizes", sizes, f"they must be one to three parts of {channels}")
     check_tensor("held", held, (width - 1, channels), (x.dtype,), x.device)
     check_tensor("previous", taps.previous, (tokens, width - 1), (torch.int32,), x.device)
     for name, tensor in (("held", held), ("weight", weight), ("previous", taps.previous)):

@@ -14,6 +14,7 @@ from sglang_prefill_ext.border.scheduler.packed_work import result_messages, tok
 from sglang_prefill_ext.config import AttentionWay, PrefillOnlyConfig
 from sglang_prefill_ext.forward.graphs.plan import GraphUse
 from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.layout.recurrence_plan import Recurrence
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.policy import policy_of
@@ -164,22 +165,26 @@ def test_wrong_kernels_are_left_out_and_named(
 
 
 @pytest.mark.parametrize(
-    ("decode", "prefill", "conv_width", "captured"),
+    ("decode", "prefill", "recurrence", "captured"),
     [
-        ("full", "breakable", 0, True),
-        ("full", "disabled", 0, True),
-        ("disabled", "breakable", 0, True),
-        ("disabled", "disabled", 0, False),
-        ("full", "breakable", 4, False),  # recurrent layers
+        ("full", "breakable", None, True),
+        ("full", "disabled", None, True),
+        ("disabled", "breakable", None, True),
+        ("disabled", "disabled", None, False),
+        ("full", "breakable", Recurrence(4), False),
     ],
 )
 def test_graphs_are_captured_where_sglang_captures_any(
-    monkeypatch: pytest.MonkeyPatch, decode: str, prefill: str, conv_width: int, captured: bool
+    monkeypatch: pytest.MonkeyPatch,
+    decode: str,
+    prefill: str,
+    recurrence: Recurrence | None,
+    captured: bool,
 ) -> None:
     phases = CudaGraphConfig(PhaseConfig(decode), PhaseConfig(prefill))
     graph = SimpleNamespace(cuda_graph_config=phases)
     monkeypatch.setattr(cuda_graph_config, "get_exec", lambda: SimpleNamespace(graph=graph))
-    model: Any = SimpleNamespace(device=torch.device("cuda"), conv_width=conv_width)
+    model: Any = SimpleNamespace(device=torch.device("cuda"), recurrence=recurrence)
     ranks: Any = SimpleNamespace(count=1)
     tokens = runtime_setup._graph_tokens(ranks, PrefillOnlyConfig(), model)
     assert (tokens > 0) == captured

@@ -1,14 +1,15 @@
-"""The gated delta rule by torch, for many sequences at a time.
+"""Linear recurrences by torch, for many sequences at a time.
 
-Yang, Kautz, Hatamizadeh: Gated Delta Networks, arXiv 2412.06464. Each head has a state ``S``, of
-``Dv x D`` numbers. For every token::
+Each head has a state ``S``, of ``Dv x D`` numbers. For every token::
 
     S <- exp(g) * S
-    S <- S + beta * (v - S k) k^T
-    out = S q / sqrt(D)
+    S <- S + beta * (v - S k) k^T       with the delta rule
+    S <- S + v k^T                      without
+    out = S q + skip
 
-Queries and keys are scaled to length 1 before. Tokens are computed in chunks, within which the
-steps are a triangular system of equations (section 3.3).
+Tokens are computed in chunks. Within one, the steps of the delta rule are a triangular system of
+equations (Yang, Kautz, Hatamizadeh: Gated Delta Networks, arXiv 2412.06464, section 3.3); without
+it, they are attention with decays (Dao, Gu: Transformers are SSMs, arXiv 2405.21060, section 6).
 """
 
 from __future__ import annotations
@@ -17,49 +18,34 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
 
 from sglang_prefill_ext.layout.recurrence_plan import CHUNK
 
-_EPSILON = 1e-6
-"""Added to the squared length of queries and keys, as in SGLang's and Hugging Face's code."""
-
 
 class RuleInputs(NamedTuple):
-    """Inputs of the rule for T tokens, sequence after sequence.
+    """Inputs of a rule for T tokens, sequence after sequence.
 
     Attributes:
-        q, k: ``[T, H, D]``, of length 1.
+        q, k: ``[T, H, D]``.
         v: ``[T, HV, Dv]``; HV is a multiple of H, and heads of values share those of keys in order.
         g: ``[T, HV]``, logarithm (natural) of the decay, <= 0.
-        beta: ``[T, HV]``, how much of a token is written, from 0 to 1.
+        beta: ``[T, HV]``, how much of a token is written, from 0 to 1; None: no delta rule.
+        skip: ``[T, HV, Dv]``, what goes past the state; None for nothing.
     """
 
     q: Tensor
     k: Tensor
     v: Tensor
     g: Tensor
-    beta: Tensor
+    beta: Tensor | None = None
+    skip: Tensor | None = None
 
     def part(self, tokens: slice) -> RuleInputs:
         """The inputs of some tokens."""
-        return RuleInputs(*(each[tokens] for each in self))
+        return RuleInputs(*(None if each is None else each[tokens] for each in self))
 
 
-def prepared(
-    a_log: Tensor, dt_bias: Tensor, q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor
-) -> RuleInputs:
-    """Scale queries and keys, and make the gates, all in float32.
-
-    Args:
-        a_log, dt_bias: weights of the layer, ``[HV]``.
-        a, b: its projections, ``[T, HV]``.
-    """
-    decay = -a_log.float().exp() * softplus(a.float() + dt_bias.float())
-    return RuleInputs(_unit(q), _unit(k), v, decay, b.float().sigmoid())
-
-
-def delta_rule(
+def carry(
     inputs: RuleInputs, states: Tensor, slots: Tensor, bounds: Tensor, *, keep: bool
 ) -> Tensor:
     """Carry states through sequences; return the outputs, ``[T, HV, Dv]`` in the dtype of `v`.
@@ -82,12 +68,7 @@ def delta_rule(
         out[tokens[is_there]] = made.movedim(1, 2)[is_there].to(out.dtype)
     if keep:
         states[slots] = state.to(states.dtype)
-    return out
-
-
-def _unit(vectors: Tensor) -> Tensor:
-    vectors = vectors.float()
-    return vectors * torch.rsqrt((vectors * vectors).sum(-1, keepdim=True) + _EPSILON)
+    return out if inputs.skip is None else out + inputs.skip
 
 
 def _chunk_of(inputs: RuleInputs, tokens: Tensor, is_there: Tensor) -> RuleInputs:
@@ -101,21 +82,23 @@ def _chunk_of(inputs: RuleInputs, tokens: Tensor, is_there: Tensor) -> RuleInput
         heads = each[tokens].float() * is_there.view(*is_there.shape, *[1] * (each.ndim - 1))
         return heads.movedim(2, 1)
 
-    q, k, *rest = (taken(each) for each in inputs)
-    q = q * q.shape[-1] ** -0.5
-    return RuleInputs(*(each.repeat_interleave(shared, dim=1) for each in (q, k)), *rest)
+    q, k = (taken(each).repeat_interleave(shared, dim=1) for each in inputs[:2])
+    beta = None if inputs.beta is None else taken(inputs.beta)
+    return RuleInputs(q, k, taken(inputs.v), taken(inputs.g), beta)
 
 
 def _chunk(inputs: RuleInputs, state: Tensor) -> tuple[Tensor, Tensor]:
     """Outputs of one chunk, ``[n, HV, tokens, Dv]``, and the states behind it."""
-    q, k, v, g, beta = inputs
+    q, k, v, g, beta, _ = inputs
     decay = g.cumsum(-1)
     between = (decay[..., :, None] - decay[..., None, :]).tril().exp().tril()
-    written = beta[..., None] * k
-    # Of each token, what those before it in the chunk have written is taken off.
-    system = (written @ k.transpose(-1, -2) * between).tril(-1)
-    wanted = beta[..., None] * v - decay.exp()[..., None] * written @ state.transpose(-1, -2)
-    new = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
+    new = v
+    if beta is not None:
+        written = beta[..., None] * k
+        # Of each token, what those before it in the chunk have written is taken off.
+        system = (written @ k.transpose(-1, -2) * between).tril(-1)
+        wanted = beta[..., None] * v - decay.exp()[..., None] * written @ state.transpose(-1, -2)
+        new = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
     seen = decay.exp()[..., None] * q @ state.transpose(-1, -2)
     out = seen + (q @ k.transpose(-1, -2) * between) @ new
     left = (decay[..., -1:] - decay).exp()[..., None] * k
