@@ -220,6 +220,6 @@ def abort_packed(_result: None, _scheduler: Any, recv_req: Any) -> None:
 def add_packed_load(load: Any, _inquirer: Any) -> Any:
     """AFTER `SchedulerLoadInquirer.get_loads`: add queued packed work to the published load."""
     if _process_work is not None and _process_work.runtime.busy:
-        load.num_waiting_reqs += _process_work.runtime.waiting_jobs
-        load.num_total_tokens += _process_work.runtime.waiting_load.tokens
+        load.num_waiting_reqs += len(_process_work.runtime.queue)
+        load.num_total_tokens += _process_work.runtime.queue.load.tokens
     return load
