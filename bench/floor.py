@@ -1,6 +1,6 @@
 """Count the least arithmetic and traffic of a stock and a packed forward, and their times (pure).
 
-`sglang_prefill_ext.sizing.forward` says what is counted. Host work is left out. So a measured ratio
+`sglang_prefill_ext.sizing.work` says what is counted. Host work is left out. So a measured ratio
 may exceed the one counted here, because the extension also saves host work for each row.
 
 ``python -m bench.floor MODEL_DIR 60+2x50 --tflops 989 --gb-s 3350`` prints the least time on a
@@ -19,13 +19,9 @@ import typer
 from bench import host_cost
 from bench.workloads import LABEL_IDS
 from sglang_prefill_ext.config import GRAPH_TOKENS
-from sglang_prefill_ext.sizing.forward import (
-    kv_numbers,
-    packed_bytes,
-    packed_operations,
-)
 from sglang_prefill_ext.sizing.model import ModelShape
 from sglang_prefill_ext.sizing.shape import Shape, causal_pairs
+from sglang_prefill_ext.sizing.work import kv_numbers, packed_bytes, packed_operations
 
 
 def stock_operations(model: ModelShape, shape: Shape) -> int:

@@ -23,7 +23,7 @@ from bench.expert_parallelism.cases import (
 from bench.expert_parallelism.compare import LOAD, LONE_ITEMS, WORKLOAD, compare
 from bench.expert_parallelism.cost import Sends
 from bench.expert_parallelism.report import PLACEMENTS, Outcome, save_plot, table_of
-from bench.fleet.run import NOISE
+from bench.fleet.simulation import NOISE
 from bench.moe.shapes import ROW_TIMES
 from bench.options import Name, Seed
 from sglang_prefill_ext.sizing.device import DEVICES

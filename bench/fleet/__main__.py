@@ -12,7 +12,8 @@ import typer
 from bench.command import Bench
 from bench.fleet.policies import POLICIES
 from bench.fleet.report import save_plot, table_of
-from bench.fleet.run import NOISE, Outcome, simulate
+from bench.fleet.run import Outcome, simulate
+from bench.fleet.simulation import NOISE
 from bench.fleet.traffic import MEAN_TOKENS, SCENARIOS, SPEED, SPREAD, WORKLOADS, draw_traffic
 from bench.options import Name, Seed
 

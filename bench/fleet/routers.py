@@ -13,7 +13,7 @@ from typing import NamedTuple
 import psutil
 
 from sglang_prefill_ext.errors import ServerStartError
-from sglang_prefill_ext.local_server import server_env
+from sglang_prefill_ext.local_server.environment import server_env
 from sglang_prefill_ext.process.ports import free_port
 
 _READY_S = 300.0

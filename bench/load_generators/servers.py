@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from bench.http_client import LoadError
 from bench.load_generators.wires import Wire
 from bench.server import MeasuredServer
-from sglang_prefill_ext.local_server import server_env
+from sglang_prefill_ext.local_server.environment import server_env
 from sglang_prefill_ext.process.ports import free_port
 
 _START_S = 60.0

@@ -14,7 +14,7 @@ from bench.score.score_gate import ScoreGate
 from bench.server import MeasuredServer
 from bench.status import PackedCounters, packed_counters
 from bench.workloads import Shape
-from sglang_prefill_ext.local_server import has_accelerator
+from sglang_prefill_ext.local_server.environment import has_accelerator
 from sglang_prefill_ext.shared_device.placement import usable_cores
 
 STOCK = 0

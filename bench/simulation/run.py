@@ -136,7 +136,7 @@ def _serve(runtime: PackedRuntime, device: SimulatedDevice, traffic: Traffic) ->
         while number < len(lengths) and arrivals[number] <= device.now_ms:
             runtime.submit(str(number), traffic.rows(number), None, priority=-lengths[number])
             number += 1
-        longest_queue = max(longest_queue, runtime.waiting_load.tokens)
+        longest_queue = max(longest_queue, runtime.queue.load.tokens)
         runtime.step()
     return longest_queue
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from sglang_prefill_ext.config import flag_name
+from sglang_prefill_ext.config.knobs import flag_name
 from sglang_prefill_ext.errors import ConfigError
 
 ENGINE_FLAG = flag_name("attach")

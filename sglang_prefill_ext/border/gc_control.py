@@ -13,7 +13,7 @@ from typing import Any
 from sglang.srt.runtime_context import get_observability, get_serving
 
 from sglang_prefill_ext.border.messages import GcReq
-from sglang_prefill_ext.metrics import PauseMetrics
+from sglang_prefill_ext.metrics.pauses import PauseMetrics
 from sglang_prefill_ext.process.collector import Collector
 
 

@@ -1,10 +1,9 @@
-"""The engines of a router: which are there, which fit together, and one session with them all."""
+"""The engines of a router: it watches them, and has one session with all that fit together."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -17,10 +16,8 @@ from sglang_prefill_ext.errors import EngineUnavailableError
 from sglang_prefill_ext.fleet.calls import Calls
 from sglang_prefill_ext.fleet.dispatch import Dispatcher
 from sglang_prefill_ext.fleet.loads import NO_ENGINE, Loads
-from sglang_prefill_ext.fleet.members import Member, chosen, difference
-from sglang_prefill_ext.fleet.planning.cost import Speed
 from sglang_prefill_ext.fleet.replica import Replica, http_session, keep_asking
-from sglang_prefill_ext.fleet.replica_load import Health
+from sglang_prefill_ext.fleet.selection import Selection
 from sglang_prefill_ext.fleet.settings import Engines
 from sglang_prefill_ext.fleet.whole import WholeRequests
 from sglang_prefill_ext.metrics import FrontendMetrics
@@ -60,7 +57,8 @@ class Fleet:
         self.deployment: dict[str, int] = {}
         self.loads = Loads()
         self.dispatcher = Dispatcher(self.replicas, self.loads, extra_work)
-        self._chosen: Member | None = None
+        attempts = self.dispatcher.attempts
+        self._selection = Selection(self.replicas, self.loads, attempts, self._begin_session)
         self._session: Session | None = None
         self.whole = WholeRequests(self.replicas, self.loads)
         self._calls = Calls(self.dispatcher, self.whole)
@@ -68,12 +66,11 @@ class Fleet:
         self._watching: dict[str, asyncio.Task[None]] = {}
         self._leaving: dict[str, asyncio.Task[None]] = {}
         self._usable, self._heard = asyncio.Event(), asyncio.Event()
-        self._alive: dict[str, Member] = {}
 
     @property
     def offer(self) -> Offer | None:
         """The offer of the session's engines; None before the first engine has answered."""
-        return None if self._chosen is None else self._chosen.offer
+        return self._selection.offer
 
     @property
     def session(self) -> Session:
@@ -120,9 +117,7 @@ class Fleet:
             logger.info("Engine %s leaves the fleet.", url)
             self._watching.pop(url).cancel()
             self._leaving[url] = asyncio.ensure_future(self._see_off(self.replicas[url]))
-            self._alive.pop(url, None)
-            if url in self.loads:
-                self.loads.drain(url)
+            self._selection.drain(url)
         for url in [url for url in urls if url not in self._watching]:
             if url in self._leaving:
                 self._leaving[url].cancel()
@@ -131,7 +126,7 @@ class Fleet:
             replica = self.replicas[url] = Replica(self._http, url, self._api_key)
             asking = keep_asking(replica, self._take_state, self._take_silence)
             self._watching[url] = asyncio.ensure_future(asking)
-        self._choose()
+        self._selection.choose()
         self._note_heard()
 
     async def _see_off(self, leaving: Replica) -> None:
@@ -158,71 +153,21 @@ class Fleet:
             logger.warning("No engine of the fleet can be used yet; requests get HTTP 503.")
 
     def _take_state(self, replica: Replica, state: EngineState) -> None:
-        assert replica.offer is not None, "the first answer brings the offer"
-        now_s = time.monotonic()
-        known = self._alive.get(replica.url)
-        if known is None or known.offer is not replica.offer:
-            self._alive[replica.url] = Member.of(replica.offer)
-            self.loads.remove(replica.url)  # it has restarted, or has other weights
-        if replica.url in self.loads:
-            replica.why = ""
-        if state.schedulers:
-            self._note_load(replica, state, now_s)
-        self._choose()
+        self._selection.take_state(replica, state)
         replica.heard = True
         self._note_heard()
 
     def _take_silence(self, replica: Replica, error: EngineUnavailableError) -> None:
-        if replica.why != str(error):
-            logger.warning("Engine %s: %s", replica.url, error)
-        replica.why, now_s = str(error), time.monotonic()
-        used = replica.url in self.loads
-        if used:
-            self.loads.probed(replica.url, now_s, ok=False)
-        if not used or self.loads.health(replica.url, now_s) is Health.DOWN:
-            self._alive.pop(replica.url, None)
-            self._choose()
+        self._selection.take_silence(replica, error)
         replica.heard = True
         self._note_heard()
 
-    def _note_load(self, replica: Replica, state: EngineState, now_s: float) -> None:
-        """Record what an engine reports: its speed, at first only, and its outstanding work."""
-        name, member = replica.url, self._alive[replica.url]
-        if member.speed is None:
-            member.speed = Speed.of_status(state.schedulers[0], member.offer.pair_tokens)
-        if name in self.loads:
-            self.loads.probed(name, now_s, ok=True)
-            others = self.dispatcher.attempts.others_tokens(name, state.outstanding_tokens)
-            self.loads.reported(name, others * member.speed.token_s, now_s)
-
-    def _choose(self) -> None:
-        """Put the engines into the fleet that answer alike, and take out those that differ.
-
-        If the fleet's answers change by that, a new session begins.
-        """
-        found = chosen(self._alive, self._chosen)
-        if found is not None and found is not self._chosen:
-            self._begin(found)
-        for name, own in self._alive.items():
-            replica = self.replicas[name]
-            assert self._chosen is not None, "one was chosen"
-            if why := difference(own, self._chosen):
-                if replica.why != why:
-                    logger.error("Engine %s is not used, as it differs. %s", name, why)
-                replica.why = why
-                self.loads.remove(name)
-            elif own.speed is not None and name not in self.loads:
-                logger.info("Engine %s is in the fleet.", name)
-                self.loads.add(name, own.speed, time.monotonic())
-                replica.why = ""
-
-    def _begin(self, member: Member) -> None:
+    def _begin_session(self, offer: Offer) -> None:
         if self._session is not None:
             self._calls.cancel()
             self._session.close("The fleet serves another model now. Try again.")
-        self._chosen = member
         self._session = Session(
-            member.offer.facts,
+            offer.facts,
             lambda message: self._calls.take(self.session, message),
             self._metrics,
         )

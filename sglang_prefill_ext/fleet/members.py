@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from sglang_prefill_ext.attach.carrier import Offer
-from sglang_prefill_ext.config import flag_name
+from sglang_prefill_ext.config.knobs import flag_name
 from sglang_prefill_ext.fleet.planning.cost import Speed
 
 _KNOBS = ("attention", "max_forward_tokens", "max_items")

@@ -31,7 +31,8 @@ from sglang_prefill_ext.frontend.exchange import unique_name
 from sglang_prefill_ext.grpc_frontend.server import Health, server_of
 from sglang_prefill_ext.grpc_frontend.service import PrefillService
 from sglang_prefill_ext.grpc_frontend.settings import Listening
-from sglang_prefill_ext.metrics import FrontendMetrics, PauseMetrics
+from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.metrics.pauses import PauseMetrics
 from sglang_prefill_ext.process.collector import FROZEN_THRESHOLDS, Collector, GcAction
 from sglang_prefill_ext.process.shared_port import bound
 

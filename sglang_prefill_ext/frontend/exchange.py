@@ -4,59 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from itertools import count
-from typing import Any, Protocol
+from typing import Any
 
 from sglang_prefill_ext.errors import PrefillExtError
 from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.frontend.scheduler_link import SchedulerLink
 from sglang_prefill_ext.frontend.worker import outcome_while_connected, within
-from sglang_prefill_ext.wire.arrays import FlatRows, Int32Array
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.status import STOCK_ENDS, Status, end_with
 from sglang_prefill_ext.wire.stock_reason import StockReason
-
-
-class SchedulerLink(Protocol):
-    """What the packed path needs of the process it lives in."""
-
-    def admission(self, request: Any = None) -> AbstractAsyncContextManager[object]:
-        """Wait while the engine is paused; hold off weight updates while inside.
-
-        Args:
-            request: of the client, see `while_connected`.
-
-        Raises:
-            RequestAbortedError: upon entry; the client left during the pause.
-        """
-
-    def send(self, rid: str, rows: PackedRows, options: RequestOptions) -> None: ...
-
-    def abort(self, rid: str) -> None: ...
-
-    def encode(
-        self, texts: Sequence[str | tuple[str, str]], *, continued: bool = False
-    ) -> list[list[int]]:
-        """Encode all texts, or all pairs of texts, as the stock path would encode each.
-
-        Args:
-            continued: other tokens come before, so no special tokens are added.
-        """
-
-    def encode_joined(
-        self, shared: str, items: Sequence[str], *, item_first: bool
-    ) -> tuple[Int32Array, FlatRows]:
-        """Encode ``shared + item`` of every item, or ``item + shared``, as the stock path would.
-
-        Returns:
-            Ids with which all prompts begin (end, if `item_first`), maybe none, and the rest of
-            every prompt.
-        """
-
-    def longest_prompt(self) -> int:
-        """Most tokens of a prompt that the stock path accepts."""
-
 
 _PROCESS = uuid.uuid4().hex
 _numbers = count()

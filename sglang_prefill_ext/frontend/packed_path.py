@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
-from sglang_prefill_ext.frontend.exchange import PackedExchange, SchedulerLink, StockPathTaken
+from sglang_prefill_ext.frontend.exchange import PackedExchange, StockPathTaken
+from sglang_prefill_ext.frontend.scheduler_link import SchedulerLink
 from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.arrays import EmbeddingKind

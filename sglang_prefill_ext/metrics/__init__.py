@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sglang_prefill_ext.metrics.pauses import BOUNDS_MS
+from sglang_prefill_ext.metrics.prometheus import new_metric
 from sglang_prefill_ext.moe.routing import LayerBalance
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.status import BAD_ENDS
@@ -51,7 +51,7 @@ class FrontendMetrics:
         self._labels = prometheus_labels or {}
         if prometheus_labels is not None:
             for name, (text, *more) in _COUNTERS.items():
-                counter = _metric("Counter", name, text, (*prometheus_labels, *more))
+                counter = new_metric("Counter", name, text, (*prometheus_labels, *more))
                 # Totals exist from the start, so that alerts notice the first increment.
                 self._exported[name] = counter if more else counter.labels(**prometheus_labels)
 
@@ -148,15 +148,15 @@ class SchedulerMetrics:
         self._balance: Sequence[LayerBalance] = ()
         recent = {"multiprocess_mode": "mostrecent"}
         for name, text in _QUEUE.items():
-            gauge = _metric("Gauge", f"queue_{name}", text, labels, **recent)
+            gauge = new_metric("Gauge", f"queue_{name}", text, labels, **recent)
             self._gauges[name] = gauge.labels(**labels)
         text = "Forwards that failed or gave NaN and ran again request by request."
-        self._retried = _metric("Counter", "retried_forwards", text, labels).labels(**labels)
+        self._retried = new_metric("Counter", "retried_forwards", text, labels).labels(**labels)
         self._labels = labels
         text = "Packed forwards replayed as graphs (how=graph), and eager ones by reason."
-        self._graph_forwards = _metric("Counter", "graph_forwards", text, (*labels, "how"))
+        self._graph_forwards = new_metric("Counter", "graph_forwards", text, (*labels, "how"))
         self._experts = {
-            name: _metric("Gauge", f"expert_{name}", text, (*labels, "layer"), **recent)
+            name: new_metric("Gauge", f"expert_{name}", text, (*labels, "layer"), **recent)
             for name, text in _EXPERTS.items()
         }
 
@@ -187,38 +187,3 @@ class SchedulerMetrics:
         for layer, numbers in enumerate(balance):
             for name, value in numbers._asdict().items():
                 self._experts[name].labels(**self._labels, layer=layer).set(value)
-
-
-class PauseMetrics:
-    """Pauses for garbage collection of one process in Prometheus.
-
-    Args:
-        prometheus_labels: name the model and the role of the process; None leaves Prometheus out.
-    """
-
-    def __init__(self, prometheus_labels: Mapping[str, str] | None = None) -> None:
-        self._histogram: Any = None
-        if prometheus_labels is not None:
-            buckets = [bound / 1e3 for bound in BOUNDS_MS]
-            text, labels = "Garbage collections, in seconds.", prometheus_labels
-            histogram = _metric("Histogram", "gc_pause_seconds", text, labels, buckets=buckets)
-            self._histogram = histogram.labels(**labels)
-
-    def record(self, pauses_s: Iterable[float]) -> None:
-        """Add pauses, in s. Must not be called during a collection, which may have interrupted code
-        that holds a lock needed here."""
-        if self._histogram is not None:
-            for pause_s in pauses_s:
-                self._histogram.observe(pause_s)
-
-
-def _metric(kind: str, name: str, text: str, labels: Iterable[str], **settings: Any) -> Any:
-    """Make a metric of the class `kind` of prometheus_client.
-
-    prometheus_client is imported late: with several front ends it must see the directory that
-    SGLang sets up for sharing counters between processes.
-    """
-    import prometheus_client
-
-    made = getattr(prometheus_client, kind)
-    return made(f"sglang:prefill_only_{name}", text, tuple(labels), **settings)

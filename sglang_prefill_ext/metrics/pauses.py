@@ -1,4 +1,4 @@
-"""Measures how long garbage collections stop a process."""
+"""Measures how long garbage collections stop a process, for status page and Prometheus."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import gc
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from typing import Any
 
 import msgspec
+
+from sglang_prefill_ext.metrics.prometheus import new_metric
 
 BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 """Upper bounds of the histogram's buckets, in ms."""
@@ -112,3 +114,26 @@ class PauseRecorder:
         self._wall.add(pause_s)
         self._cpu.add(cpu_s)
         self.new.append(pause_s)
+
+
+class PauseMetrics:
+    """Pauses for garbage collection of one process in Prometheus.
+
+    Args:
+        prometheus_labels: name the model and the role of the process; None leaves Prometheus out.
+    """
+
+    def __init__(self, prometheus_labels: Mapping[str, str] | None = None) -> None:
+        self._histogram: Any = None
+        if prometheus_labels is not None:
+            buckets = [bound / 1e3 for bound in BOUNDS_MS]
+            text, labels = "Garbage collections, in seconds.", prometheus_labels
+            histogram = new_metric("Histogram", "gc_pause_seconds", text, labels, buckets=buckets)
+            self._histogram = histogram.labels(**labels)
+
+    def record(self, pauses_s: Iterable[float]) -> None:
+        """Add pauses, in s. Must not be called during a collection, which may have interrupted code
+        that holds a lock needed here."""
+        if self._histogram is not None:
+            for pause_s in pauses_s:
+                self._histogram.observe(pause_s)

@@ -16,8 +16,7 @@ from enum import StrEnum
 import msgspec
 
 from sglang_prefill_ext.errors import RequestError
-from sglang_prefill_ext.metrics import PauseMetrics
-from sglang_prefill_ext.metrics.pauses import PauseRecorder, Pauses
+from sglang_prefill_ext.metrics.pauses import PauseMetrics, PauseRecorder, Pauses
 
 FROZEN_THRESHOLDS = (10_000, 10, 10)
 """Collection thresholds of a process that has frozen, unless SGLang's flag sets others. Python's

@@ -1,15 +1,13 @@
-"""Launch forwards for waiting jobs, collect their results, and recover from failed forwards."""
+"""Launch forwards for waiting jobs, and collect their results."""
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
 
 import numpy as np
 
+from sglang_prefill_ext.scheduling.failures import AfterFailure, End, Failures, jobs_with_nan
 from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.planner import Share
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy, choose_jobs
@@ -21,18 +19,10 @@ from sglang_prefill_ext.scheduling.prefixed_forward import (
     NoRoomError,
     PrefixedForward,
 )
-from sglang_prefill_ext.scheduling.split import cacheable_prefix, split_request
+from sglang_prefill_ext.scheduling.split import cacheable_prefix
 from sglang_prefill_ext.scheduling.stats import RuntimeStats
 from sglang_prefill_ext.wire.arrays import Float32Array
 from sglang_prefill_ext.wire.status import Status
-
-logger = logging.getLogger(__name__)
-
-End: TypeAlias = Callable[[Sequence[Job], Status, str], None]
-"""Called with jobs that are done or have failed, and with a message if they have failed."""
-
-AfterFailure: TypeAlias = Callable[[Exception], None]
-"""Called with the exception of a failed forward; raises if no other forward can follow."""
 
 
 class Forwards:
@@ -44,7 +34,7 @@ class Forwards:
         cache: of prefixes; None where there is none.
         stats: counts what is computed.
         end: called for every job that needs no further forward.
-        after_failure: see `AfterFailure`; what it raises ends the scheduler.
+        after_failure: see `Failures`.
     """
 
     def __init__(
@@ -63,7 +53,7 @@ class Forwards:
         self._cache = cache
         self._stats = stats
         self._end = end
-        self._after_failure = after_failure
+        self._failures = Failures(stats, end, self.requeue, after_failure)
         self._collect_s = 0.0
 
     @property
@@ -108,15 +98,6 @@ class Forwards:
         job.restart()
         self.queue.push(job)
 
-    def cut(self, job: Job) -> None:
-        """Divide a large job into pieces, without the prefix tokens that the cache has now.
-
-        The job must not be queued.
-        """
-        cached = self.cached_tokens(job)
-        job.pieces = split_request(job.distinct, self._policy.budget, cached)
-        job.cut_behind = cached
-
     def let_go(self, job: Job, *, computed: bool = False) -> None:
         """End the transaction that a job holds, if any.
 
@@ -153,7 +134,7 @@ class Forwards:
         except Exception as error:
             if prefixed is not None:
                 prefixed.rollback()
-            self._fail(jobs, error, shared=len(jobs) > 1)
+            self._failures.failed(jobs, error, shared=len(jobs) > 1)
             return
         launched_jobs = []
         for job, share in zip(jobs, plan.shares, strict=True):
@@ -187,13 +168,14 @@ class Forwards:
     def _recut(self, job: Job) -> bool:
         """Whether a large job in the queue is not what it was: divided otherwise, or failed."""
         try:
-            if self.cached_tokens(job) == job.cut_behind:
+            cached = self.cached_tokens(job)
+            if cached == job.cut_behind:
                 return False
             self.queue.drop(job)
-            self.cut(job)
+            job.cut(self._policy.budget, cached)
             self.queue.push(job)
         except Exception as error:
-            self._fail([job], error, shared=False)
+            self._failures.failed([job], error, shared=False)
         return True
 
     def cached_tokens(self, job: Job) -> int:
@@ -208,22 +190,10 @@ class Forwards:
 
         Once that is collected, the prefix is in the cache.
         """
-        prefix = job.distinct.tokens[: job.distinct.prefix_len]
         return any(
-            other.launched
-            and other.held is not None
-            and other.rows.adapter == job.rows.adapter
-            and np.array_equal(other.rows.tokens[: other.rows.prefix_len], prefix)
+            other.launched and other.held is not None and job.has_prefix_of(other)
             for other in self.flying
         )
-
-    def _keep(self, job: Job) -> None:
-        """Cache the prefix of a completed job; if that fails, its answer is still right."""
-        try:
-            self.let_go(job, computed=True)
-        except Exception as error:
-            logger.exception("The prefix of packed request %s could not be cached", job.rid)
-            self._after_failure(error)
 
     def _follows_a_leader(self, jobs: list[Job]) -> bool:
         """Whether it pays to wait for a forward in flight that will cache a prefix of these jobs.
@@ -257,18 +227,13 @@ class Forwards:
                 launched.prefixed.commit()
         except Exception as error:
             launched.prefixed.rollback()
-            self._fail([part.job for part in waiting], error, shared=shared)
+            self._failures.failed([part.job for part in waiting], error, shared=shared)
             return
         self._record_pace(launched)
-        # A lone request with embeddings of its own is answered with its NaN. The stock path cannot
-        # try again: for some models it takes no embeddings, and SGLang's scheduler would end.
-        separable = [p for p in waiting if spoilt and (shared or not len(p.job.rows.overrides))]
-        bad = [p.job for p in separable if np.isnan(values[p.share.values]).any()]
+        bad = jobs_with_nan(waiting, values, shared=shared) if spoilt else []
         self._deliver([part for part in waiting if part.job not in bad], values)
         if bad:
-            logger.warning("A packed forward gave NaN for %s", [job.rid for job in bad])
-            message = "The numbers of the request leave the range of the model's precision."
-            self._separate(bad, Status.NOT_FINITE, message, shared=shared)
+            self._failures.not_finite(bad, shared=shared)
 
     def _record_pace(self, launched: LaunchedForward) -> None:
         """Count the time from the launch, or from the end of the forward before it, until now."""
@@ -287,18 +252,9 @@ class Forwards:
                 completed.append(part.job)
         self._end(completed, Status.OK, "")
 
-    def _fail(self, jobs: list[Job], error: Exception, *, shared: bool) -> None:
-        logger.error("The packed forward of %s failed", [job.rid for job in jobs], exc_info=error)
-        self._after_failure(error)
-        message = f"{type(error).__name__}: {error}"
-        self._separate(jobs, Status.FAILED, message, shared=shared)
-
-    def _separate(self, jobs: list[Job], status: Status, message: str, *, shared: bool) -> None:
-        """Let each job of a shared forward that failed run alone; end the job of a lone one."""
-        self._stats.retried_forwards += shared
-        for job in jobs:
-            if shared:
-                job.alone = True
-                self.requeue(job)
-            else:
-                self._end([job], status, message)
+    def _keep(self, job: Job) -> None:
+        """Cache the prefix of a completed job."""
+        try:
+            self.let_go(job, computed=True)
+        except Exception as error:
+            self._failures.not_cached(job, error)

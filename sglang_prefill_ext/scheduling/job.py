@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_prefill_ext.scheduling.budget import QueueLoad
+from sglang_prefill_ext.scheduling.budget import ForwardBudget, QueueLoad
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixTransaction
-from sglang_prefill_ext.scheduling.split import Piece
+from sglang_prefill_ext.scheduling.split import Piece, split_request
 from sglang_prefill_ext.wire.arrays import Float32Array, values_to_bytes
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.status import Status
@@ -82,6 +82,24 @@ class Job:
 
     def __post_init__(self) -> None:
         self.distinct = self.rows
+
+    def cut(self, budget: ForwardBudget, cached: int) -> None:
+        """Divide the distinct rows into pieces; the job must not be queued.
+
+        Args:
+            cached: prefix tokens that the prefix cache has now. A large job leaves them out.
+        """
+        self.large = not budget.fits(len(self.distinct.tokens), self.distinct.num_reads)
+        if self.large:
+            self.cut_behind = cached
+        else:
+            self.cached_tokens = cached
+        self.pieces = split_request(self.distinct, budget, self.cut_behind)
+
+    def has_prefix_of(self, other: Job) -> bool:
+        """Whether both jobs have the same prefix, computed with the same adapter."""
+        own, others = (job.rows.tokens[: job.rows.prefix_len] for job in (self, other))
+        return self.rows.adapter == other.rows.adapter and np.array_equal(own, others)
 
     def restart(self) -> None:
         """Forget the results of the job's earlier forwards; the caller has ended `held`."""

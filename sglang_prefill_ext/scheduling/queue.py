@@ -30,6 +30,7 @@ Failed forwards are not counted; their jobs are computed again, each once.
 from __future__ import annotations
 
 import math
+import time
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
@@ -101,6 +102,12 @@ class JobQueue:
     def __iter__(self) -> Iterator[Job]:
         """Iterate in the order of service."""
         return (job for _, _, job in self._entries)
+
+    @property
+    def oldest_wait_s(self) -> float:
+        """Seconds since the oldest of the queued jobs arrived; 0 if none waits."""
+        now = time.monotonic()
+        return max((now - job.arrival_s for job in self), default=0.0)
 
     def push(self, job: Job) -> None:
         """Add a job that is not queued."""

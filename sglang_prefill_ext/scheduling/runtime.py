@@ -15,17 +15,17 @@ from typing import Any, TypeAlias
 
 from sglang_prefill_ext.scheduling.budget import (
     UNLIMITED,
-    QueueLoad,
     load_of,
     refusal,
     retry_after_s,
 )
-from sglang_prefill_ext.scheduling.forwards import AfterFailure, Forwards
+from sglang_prefill_ext.scheduling.failures import AfterFailure
+from sglang_prefill_ext.scheduling.forwards import Forwards
 from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy, in_turn
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache
 from sglang_prefill_ext.scheduling.prefixed_forward import Executor
-from sglang_prefill_ext.scheduling.split import split_request, unfit_row
+from sglang_prefill_ext.scheduling.split import unfit_row
 from sglang_prefill_ext.scheduling.stats import RuntimeStats
 from sglang_prefill_ext.wire.arrays import int_array
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
@@ -51,7 +51,10 @@ class PackedRuntime:
         policy: which jobs are taken, and when.
         cache: of prefixes; None where there is none.
         declined_reason: why every job is declined; None if jobs are served.
-        after_failure: see `Forwards`; by default other forwards can follow any failure.
+        after_failure: see `Failures`; by default other forwards can follow any failure.
+
+    Attributes:
+        queue: the jobs that wait.
     """
 
     def __init__(
@@ -71,13 +74,13 @@ class PackedRuntime:
         self._shares_prefixes = executor is None or executor.causal
         self._cache = cache
         self._forwards = Forwards(executor, policy, cache, self.stats, self._end, after_failure)
-        self._queue = self._forwards.queue
+        self.queue = self._forwards.queue
         self._num_jobs = 0
 
     @property
     def busy(self) -> bool:
         """Whether any job is queued or in flight."""
-        return bool(self._queue) or bool(self._forwards.in_flight)
+        return bool(self.queue) or bool(self._forwards.in_flight)
 
     @property
     def in_flight(self) -> int:
@@ -87,13 +90,9 @@ class PackedRuntime:
     @property
     def holders(self) -> frozenset[Job]:
         """Jobs that hold K/V of a prefix from one of their forwards to the next."""
-        begun = self._queue.begun
+        begun = self.queue.begun
         jobs = self._forwards.flying if begun is None else [*self._forwards.flying, begun]
         return frozenset(job for job in jobs if job.held is not None)
-
-    @property
-    def waiting_jobs(self) -> int:
-        return len(self._queue)
 
     @property
     def next_tokens(self) -> int:
@@ -101,17 +100,7 @@ class PackedRuntime:
 
         0 if none waits.
         """
-        return next((job.piece.num_tokens for job in in_turn(self._queue)), 0)
-
-    @property
-    def waiting_load(self) -> QueueLoad:
-        return self._queue.load
-
-    @property
-    def oldest_wait_s(self) -> float:
-        """Seconds since the oldest of the queued jobs arrived; 0 if none waits."""
-        now = time.monotonic()
-        return max((now - job.arrival_s for job in self._queue), default=0.0)
+        return next((job.piece.num_tokens for job in in_turn(self.queue)), 0)
 
     @property
     def deadline_pace(self) -> float:
@@ -121,13 +110,13 @@ class PackedRuntime:
         passed count. Ending a job early would help no other job there. And if jobs were ended
         untried, a pace that was measured on slow forwards would never be corrected.
         """
-        if self.policy.budget.fits(self._queue.load.tokens, self._queue.load.rows):
+        if self.policy.budget.fits(self.queue.load.tokens, self.queue.load.rows):
             return math.inf
         return self.stats.tokens_per_s or math.inf
 
     def overdue(self, now_ms: float) -> bool:
         """Whether `expire` would end a job; `now_ms` is Unix time in ms."""
-        return bool(self._queue.late(now_ms, self.deadline_pace))
+        return bool(self.queue.late(now_ms, self.deadline_pace))
 
     def submit(
         self,
@@ -162,7 +151,7 @@ class PackedRuntime:
             logger.exception("Packed request %s could not be planned", rid)
             bad_end = Status.FAILED, str(error)
         if bad_end is None:
-            self._queue.push(job)
+            self.queue.push(job)
         else:
             self._end([job], *bad_end)
 
@@ -198,7 +187,7 @@ class PackedRuntime:
             now_ms: Unix time in ms.
             tokens_per_s: see `JobQueue.late`.
         """
-        late = self._queue.late(now_ms, tokens_per_s)
+        late = self.queue.late(now_ms, tokens_per_s)
         self._end(late, Status.EXPIRED, "The deadline of the request cannot be met any more.")
         return [job.rid for job in late]
 
@@ -208,8 +197,8 @@ class PackedRuntime:
         The K/V that it holds were computed with weights that may change now.
         """
         self.step(launch=False)
-        if self._queue.begun is not None:
-            self._forwards.requeue(self._queue.begun)
+        if self.queue.begun is not None:
+            self._forwards.requeue(self.queue.begun)
 
     def abort(self, rid: str, *, everything: bool = False) -> None:
         """End the job of that id, or all jobs; forwards in flight still finish.
@@ -222,7 +211,7 @@ class PackedRuntime:
             return everything or job.rid == rid
 
         flying = [job for job in self._forwards.flying if wanted(job)]
-        waiting = self._queue.select(wanted)
+        waiting = self.queue.select(wanted)
         self._end(waiting + flying, Status.ABORTED, "The request was aborted.")
 
     def _plan(self, job: Job) -> tuple[Status, str] | None:
@@ -236,16 +225,11 @@ class PackedRuntime:
         if unfit is not None:
             return Status.UNFIT, f"A row of {unfit} tokens fits no forward."
         job.arrived = load_of(job.rows)
-        if why := refusal(self.policy.limits, self._queue.load, job.arrived):
+        if why := refusal(self.policy.limits, self.queue.load, job.arrived):
             return Status.REJECTED, why
         if job.rows.num_rows > 1:
             job.distinct, job.value_places = distinct_rows(job.rows)
-        job.large = not budget.fits(len(job.distinct.tokens), job.distinct.num_reads)
-        if not job.large:
-            job.pieces = split_request(job.distinct, budget)
-            job.cached_tokens = self._forwards.cached_tokens(job)
-            return None
-        self._forwards.cut(job)
+        job.cut(budget, self._forwards.cached_tokens(job))
         if job.divided and self._cache is not None and job.rows.prefix_len > self._cache.capacity:
             message = f"There is room for {self._cache.capacity} tokens between two forwards."
             return Status.NO_ROOM, message
@@ -259,10 +243,10 @@ class PackedRuntime:
     def _ended(self, job: Job, status: Status, message: str) -> PackedResult:
         job.ended = True
         self._forwards.let_go(job)
-        self._queue.drop(job)
+        self.queue.drop(job)
         wait_s, longest_row = 0.0, 0
         if status is Status.REJECTED:
-            wait_s = retry_after_s(self._queue.load, self.stats.tokens_per_s)
+            wait_s = retry_after_s(self.queue.load, self.stats.tokens_per_s)
         elif status is Status.UNFIT:
             longest_row = self.policy.budget.longest_row
         try:

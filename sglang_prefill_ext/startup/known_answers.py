@@ -14,7 +14,7 @@ import numpy as np
 from sglang_prefill_ext.config import Order
 from sglang_prefill_ext.errors import PackedForwardError
 from sglang_prefill_ext.scheduling.budget import UNLIMITED, ForwardBudget, QueueLoad
-from sglang_prefill_ext.scheduling.forwards import AfterFailure
+from sglang_prefill_ext.scheduling.failures import AfterFailure
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache
 from sglang_prefill_ext.scheduling.prefixed_forward import Executor

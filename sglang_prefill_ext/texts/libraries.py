@@ -10,7 +10,8 @@ from typing import Protocol
 import numpy as np
 from tokenizers import Tokenizer
 
-from sglang_prefill_ext.config import TokenizerChoice, flag_name
+from sglang_prefill_ext.config import TokenizerChoice
+from sglang_prefill_ext.config.knobs import flag_name
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.wire.arrays import FlatRows, lens_of_rows
 

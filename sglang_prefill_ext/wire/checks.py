@@ -12,7 +12,8 @@ from itertools import chain
 
 import numpy as np
 
-from sglang_prefill_ext.config import PrefillOnlyConfig, flag_name
+from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.config.knobs import flag_name
 from sglang_prefill_ext.errors import RequestError, TooManyItemsError
 from sglang_prefill_ext.wire.arrays import Int32Array
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sglang_prefill_ext.config import PrefillOnlyConfig, flag_name
+from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.config.knobs import flag_name
 from sglang_prefill_ext.errors import RequestError, ServerBusyError
 from sglang_prefill_ext.frontend.embed.embed_frontend import EmbedFrontend
 from sglang_prefill_ext.frontend.score.score_body import stock_score_body

@@ -16,7 +16,8 @@ import typer
 import yaml
 
 from sglang_prefill_ext.cli import app
-from sglang_prefill_ext.config import PrefillOnlyConfig, flag_name
+from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.config.knobs import flag_name
 from sglang_prefill_ext.fleet.settings import engine_urls
 
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,8 @@ import typer
 from sglang_prefill_ext import errors
 from sglang_prefill_ext.cli import app
 from sglang_prefill_ext.client import Options
-from sglang_prefill_ext.config import PrefillOnlyConfig, flag_name, shown_default
+from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.config.knobs import flag_name, shown_default
 from sglang_prefill_ext.frontend import options as headers
 from sglang_prefill_ext.grpc_frontend import prefill_pb2
 from sglang_prefill_ext.modelmaker.presets import PRESETS

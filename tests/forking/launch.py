@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
-from sglang_prefill_ext.local_server import LocalServer, has_accelerator
+from sglang_prefill_ext.local_server import LocalServer
+from sglang_prefill_ext.local_server.environment import has_accelerator
 from tests.forking.process import ask
 
 _ROOT = Path(__file__).parents[2]

@@ -10,33 +10,25 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from bench.cores import SINGLE_THREADED
 from bench.fleet.faults.asks import End, Outcome, asks_of
+from bench.fleet.faults.checks import has_memory, memory_of, require, work_at
 from bench.fleet.faults.injuries import Injuries
 from bench.fleet.faults.load import Load
 from bench.fleet.faults.schedule import Fault
 from bench.fleet.faults.wires import wires_to
-from bench.fleet.routers import RouterProcesses, running_routers
+from bench.fleet.routers import running_routers
 from bench.score.plan import QUIET_ARGS
-from bench.status import pool_totals, status_page
-from sglang_prefill_ext.errors import PrefillExtError
 from sglang_prefill_ext.local_server import LocalServer
 
-_SOON_S = 120.0
-_POLL_S = 0.1
 _PAUSE_S = 0.2  # of a client; leaves CPU time for engines and routers that start meanwhile
 _TOLD_EVERY = 25  # faults
 _SHOWN_CHARS = 120  # of an error
 _ENGINE_ARGS = ("--dtype", "float32", "--enable-prefill-only", *QUIET_ARGS)
 _ROUTER_ARGS = ("--extra-work=10",)  # divides all but the smallest requests at any load
-
-
-class FaultsError(PrefillExtError):
-    """The fleet has not returned to its state before the faults."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +116,7 @@ class FaultsRun:
                 load.wait_more(4 * self.clients)
             self.unwanted = load.unwanted()
             for engine, memory in zip(engines, before, strict=True):
-                require(partial(_has_memory, memory, engine.port), "an engine keeps memory")
+                require(partial(has_memory, memory, engine.port), "an engine keeps memory")
             require(lambda: not work_at(routers), "a router keeps work")
         return self._result(load, injuries, seconds)
 
@@ -167,54 +159,6 @@ class FaultsRun:
         )
 
 
-def memory_of(port: int) -> list[dict[str, int]]:
-    """Free room in the pools of each of an engine's schedulers; waits until it has no requests."""
-    status: dict[str, Any] = {}
-
-    def idle() -> bool:
-        status.update(status_page(port) or {})
-        queued = [each["queue"]["requests"] for each in status["schedulers"]]
-        return bool(queued) and not any(queued) and not status["frontend"]["in_flight"]
-
-    require(idle, "an engine keeps requests")
-    return pool_totals(status)
-
-
-def _has_memory(memory: list[dict[str, int]], port: int) -> bool:
-    return memory_of(port) == memory
-
-
-def work_at(routers: RouterProcesses) -> list[str]:
-    """Describe the requests and parts that each router has under way; empty if there are none."""
-    pages: dict[int, dict[str, Any]] = {}
-
-    def all_asked() -> bool:
-        page = status_page(routers.port) or {}
-        pages[page["pid"]] = page
-        return pages.keys() >= {*routers.pids}
-
-    require(all_asked, "a router does not answer")
-    return [
-        f"{pid}: {page['in_flight']} requests, {each['parts']} parts, {each['whole']} whole"
-        for pid, page in pages.items()
-        for each in page["replicas"]
-        if page["in_flight"] or each["parts"] or each["whole"]
-    ]
-
-
 def kind_of(error: str) -> str:
     """Return an error's message without the parts that differ each time."""
     return re.sub(r"http://\S+|\d+(?= of \d| rows)|(?<=of )\d+", "N", error)[:_SHOWN_CHARS]
-
-
-def require(done: Callable[[], bool], otherwise: str) -> None:
-    """Wait until `done` returns true.
-
-    Raises:
-        FaultsError: with the text `otherwise`, if it does not in time.
-    """
-    limit_s = time.monotonic() + _SOON_S
-    while not done():
-        if time.monotonic() > limit_s:
-            raise FaultsError(f"{otherwise} after {_SOON_S:g} s.")
-        time.sleep(_POLL_S)

@@ -138,9 +138,9 @@ class PackedWork:
     def queue(self) -> dict[str, float]:
         """The size of the queue: requests, tokens, rows, bytes, and the oldest one's wait in s."""
         return {
-            "requests": self.runtime.waiting_jobs,
-            **asdict(self.runtime.waiting_load),
-            "oldest_wait_s": self.runtime.oldest_wait_s,
+            "requests": len(self.runtime.queue),
+            **asdict(self.runtime.queue.load),
+            "oldest_wait_s": self.runtime.queue.oldest_wait_s,
         }
 
     def show_queue(self) -> None:

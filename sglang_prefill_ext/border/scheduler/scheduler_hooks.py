@@ -1,8 +1,7 @@
-"""Hooks in SGLang's `Scheduler`: start the packed path, take its messages, step it, abort it."""
+"""Hooks in SGLang's `Scheduler`: start the packed path, take its requests, step it, abort it."""
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable
@@ -10,43 +9,19 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-import torch
-from sglang.srt.managers import io_struct
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
-from sglang.srt.runtime_context import get_serving
 
 from sglang_prefill_ext.border.activation import config_of
-from sglang_prefill_ext.border.gc_control import act, collector_of
-from sglang_prefill_ext.border.messages import (
-    GcReq,
-    PackedExpireReq,
-    PackedRowsReq,
-    PackedStatusReq,
-    PackedStatusResult,
-)
+from sglang_prefill_ext.border.gc_control import collector_of
+from sglang_prefill_ext.border.messages import PackedExpireReq, PackedRowsReq
+from sglang_prefill_ext.border.scheduler.control_messages import handle_control_messages
 from sglang_prefill_ext.border.scheduler.packed_work import PackedWork
 from sglang_prefill_ext.border.scheduler.runtime_setup import set_up_runtime
-from sglang_prefill_ext.border.scheduler.scheduler_status import status_of
 from sglang_prefill_ext.border.scheduler.stock_embeds import refuse_embeddings
-from sglang_prefill_ext.process.collector import Collector
 from sglang_prefill_ext.process.stages import STARTUP
 from sglang_prefill_ext.wire.packed import rows_from_bytes
 
 logger = logging.getLogger(__name__)
-
-_AFTER_FORWARDS = (
-    io_struct.PauseGenerationReqInput,
-    io_struct.BeginWeightUpdateReqInput,
-    io_struct.EndWeightUpdateReqInput,
-    io_struct.UpdateWeightFromDiskReqInput,
-    io_struct.UpdateWeightsFromDistributedReqInput,
-    io_struct.UpdateWeightsFromIPCReqInput,
-    io_struct.UpdateWeightsFromTensorReqInput,
-    io_struct.ReleaseMemoryOccupationReqInput,
-)
-"""Messages before which packed forwards in flight are collected. In a pause, SGLang's loop would
-not collect them. The other messages change weights or memory, and SGLang does not wait for forwards
-of aborted requests before it handles them."""
 
 _LIKE_A_PREFILL = SimpleNamespace(forward_mode=ForwardMode.EXTEND)
 """The batch that SGLang's profiler sees for a packed forward."""
@@ -70,18 +45,8 @@ def attach_runtime(_result: None, scheduler: Any) -> None:
     setup.experts.learn()
     work = _process_work = PackedWork(scheduler, setup, config, collector)
     STARTUP.log("scheduler")
-
-    def on_status(message: PackedStatusReq) -> PackedStatusResult:
-        status = status_of(scheduler, work, config)
-        return PackedStatusResult(rid=message.rid, payload=json.dumps(status).encode())
-
-    mapping = scheduler._request_dispatcher._mapping
-    mapping[PackedRowsReq] = partial(_on_request, work)
-    mapping[PackedExpireReq] = partial(_on_expire, work)
-    mapping[PackedStatusReq] = on_status
-    mapping[GcReq] = partial(_on_gc, scheduler, collector)
-    for kind in _AFTER_FORWARDS:
-        mapping[kind] = _after_forwards(work, mapping[kind])
+    scheduler._request_dispatcher._mapping[PackedRowsReq] = partial(_on_request, work)
+    handle_control_messages(scheduler, work, config, collector)
     refuse_embeddings(scheduler)
 
 
@@ -100,37 +65,6 @@ def _on_request(work: PackedWork, message: PackedRowsReq) -> None:
         deadline_ms=message.deadline_ms,
         keep_prefix=message.keep_prefix,
     )
-
-
-def _on_expire(work: PackedWork, message: PackedExpireReq) -> None:
-    work.runtime.expire(message.now_ms, message.tokens_per_s)
-    work.show_queue()
-
-
-def _on_gc(scheduler: Any, collector: Collector, message: GcReq) -> None:
-    act(collector, message, busy=not scheduler.is_fully_idle())
-    _gather_reports(message, scheduler.tp_cpu_group)
-    channels = scheduler.ipc_channels
-    channels.send_to_tokenizer.send_output(message, message)
-    if not get_serving().skip_tokenizer_init:  # else no detokenizer reads that socket
-        channels.send_to_detokenizer.send_output(message, message)
-
-
-def _after_forwards(work: PackedWork, handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def handle(message: Any) -> Any:
-        work.collect()
-        answer = handler(message)
-        work.setup.after_update()
-        return answer
-
-    return handle
-
-
-def _gather_reports(message: GcReq, group: Any) -> None:
-    """Replace the reports by those of all tensor-parallel ranks; only the first rank can send."""
-    reports: list[Any] = [None] * torch.distributed.get_world_size(group)
-    torch.distributed.all_gather_object(reports, message.reports, group=group)
-    message.reports = [report for of_rank in reports for report in of_rank]
 
 
 def step_then_next_batch(
@@ -220,6 +154,6 @@ def abort_packed(_result: None, _scheduler: Any, recv_req: Any) -> None:
 def add_packed_load(load: Any, _inquirer: Any) -> Any:
     """AFTER `SchedulerLoadInquirer.get_loads`: add queued packed work to the published load."""
     if _process_work is not None and _process_work.runtime.busy:
-        load.num_waiting_reqs += _process_work.runtime.waiting_jobs
-        load.num_total_tokens += _process_work.runtime.waiting_load.tokens
+        load.num_waiting_reqs += len(_process_work.runtime.queue)
+        load.num_total_tokens += _process_work.runtime.queue.load.tokens
     return load

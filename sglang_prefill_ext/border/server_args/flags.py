@@ -15,15 +15,8 @@ from sglang.srt.server_args import ServerArgs
 from sglang_prefill_ext.attach.address import ENGINE_FLAG, checked_path, claim
 from sglang_prefill_ext.border import activation
 from sglang_prefill_ext.border.dp_controller.several_schedulers import ask_for_replicas
-from sglang_prefill_ext.config import (
-    ENABLE_FIELD,
-    KNOB_PREFIX,
-    PrefillOnlyConfig,
-    config_from_mapping,
-    flag_name,
-    kind_of,
-    shown_default,
-)
+from sglang_prefill_ext.config import ENABLE_FIELD, PrefillOnlyConfig, config_from_mapping
+from sglang_prefill_ext.config.knobs import KNOB_PREFIX, flag_name, kind_of, shown_default
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.scheduling import stock_order
 from sglang_prefill_ext.texts.libraries import require_installed

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from sglang_prefill_ext.local_server import server_env
+from sglang_prefill_ext.local_server.environment import server_env
 from tests.forking.launch import ForkedPopen
 from tests.forking.process import adopting
 from tests.integration.support.client import wait_until

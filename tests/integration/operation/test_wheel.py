@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_prefill_ext.local_server import CPU_ARGS
+from sglang_prefill_ext.local_server.environment import CPU_ARGS
 from tests.integration.support.own_server import ROOT
 
 pytestmark = pytest.mark.timeout(1800)

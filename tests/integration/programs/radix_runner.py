@@ -57,7 +57,7 @@ from sglang_prefill_ext.border.scheduler.kv_memory import (  # noqa: E402
 from sglang_prefill_ext.border.scheduler.radix import prefix_cache_of  # noqa: E402
 from sglang_prefill_ext.config import Order, PrefillOnlyConfig, PrefixCaching  # noqa: E402
 from sglang_prefill_ext.forward.kv_pool import OwnPool  # noqa: E402
-from sglang_prefill_ext.scheduling import forwards  # noqa: E402
+from sglang_prefill_ext.scheduling import failures  # noqa: E402
 from sglang_prefill_ext.scheduling.budget import ForwardBudget, QueueLoad  # noqa: E402
 from sglang_prefill_ext.scheduling.job import Job  # noqa: E402
 from sglang_prefill_ext.scheduling.planner import ForwardPlan  # noqa: E402
@@ -85,7 +85,7 @@ POLICY = SchedulingPolicy(
     limits=QueueLoad(tokens=10**6, rows=10**6, bytes=10**9),
 )
 
-forwards.logger.disabled = True
+failures.logger.disabled = True
 
 
 def key_values(tokens: Sequence[int]) -> torch.Tensor:

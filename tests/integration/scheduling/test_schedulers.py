@@ -13,7 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from sglang_prefill_ext.local_server import CPU_ARGS, LocalServer
+from sglang_prefill_ext.local_server import LocalServer
+from sglang_prefill_ext.local_server.environment import CPU_ARGS
 from tests.integration.support.client import Client, Json, score_body, wait_until
 from tests.integration.support.own_server import Serving, serving
 from tests.integration.support.parity import assert_same_answer, assert_tokens_agree

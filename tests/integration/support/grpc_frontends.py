@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from sglang_prefill_ext.grpc_frontend.prefill_pb2_grpc import PrefillStub
-from sglang_prefill_ext.local_server import server_env
+from sglang_prefill_ext.local_server.environment import server_env
 from sglang_prefill_ext.process.ports import free_port
 from tests.integration.support.client import Json, wait_until
 from tests.integration.support.own_server import LOGS

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sglang_prefill_ext.local_server import LocalServer, server_env
+from sglang_prefill_ext.local_server import LocalServer
+from sglang_prefill_ext.local_server.environment import server_env
 from tests.forking.launch import ForkedServer, Popen
 from tests.integration.support.client import Client
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from sglang_prefill_ext.fleet.ray_serve.engine import EngineReplica
 from sglang_prefill_ext.fleet.ray_serve.launch import Launch
-from sglang_prefill_ext.local_server import CPU_ARGS
+from sglang_prefill_ext.local_server.environment import CPU_ARGS
 from tests.forking.launch import ForkedServer
 from tests.integration.support.own_server import LOGS
 

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.floor import host_costs, least_ms, operation_ratio, stock_bytes, stock_operations
-from sglang_prefill_ext.sizing.forward import packed_bytes, packed_operations
 from sglang_prefill_ext.sizing.model import ModelShape
 from sglang_prefill_ext.sizing.shape import Shape
+from sglang_prefill_ext.sizing.work import packed_bytes, packed_operations
 
 # One layer, hidden 4, two heads of 3 sharing one key/value head, MLP 5, 7 tokens.
 SMALL = ModelShape(

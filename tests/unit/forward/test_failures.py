@@ -10,7 +10,7 @@ import torch
 from torch.distributed import DistBackendError
 
 from sglang_prefill_ext.forward.device import require_usable
-from sglang_prefill_ext.scheduling import forwards, runtime
+from sglang_prefill_ext.scheduling import failures, runtime
 from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
 from sglang_prefill_ext.wire.status import Status
@@ -26,9 +26,9 @@ each_asynchronous = pytest.mark.parametrize("asynchronous", [False, True])
 
 @pytest.fixture(autouse=True, scope="module")
 def _no_log() -> Iterator[None]:
-    forwards.logger.disabled = runtime.logger.disabled = True
+    failures.logger.disabled = runtime.logger.disabled = True
     yield
-    forwards.logger.disabled = runtime.logger.disabled = False
+    failures.logger.disabled = runtime.logger.disabled = False
 
 
 class Served:

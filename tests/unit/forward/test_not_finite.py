@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from sglang_prefill_ext.scheduling import forwards
+from sglang_prefill_ext.scheduling import failures
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
 from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
 from tests.unit.forward.overflowing import HUGE, PREFIX, Overflow, assert_spoils_nobody, rows
@@ -23,9 +23,9 @@ each_prefix = pytest.mark.parametrize("prefix", [PREFIX, []], ids=["shared-prefi
 
 @pytest.fixture(autouse=True, scope="module")
 def _no_log() -> Iterator[None]:
-    forwards.logger.disabled = True
+    failures.logger.disabled = True
     yield
-    forwards.logger.disabled = False
+    failures.logger.disabled = False
 
 
 @each_dtype

@@ -1,14 +1,12 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 from pathlib import Path
 
-import prometheus_client
-import pytest
 from prometheus_client import CollectorRegistry
 
-from sglang_prefill_ext.metrics import FrontendMetrics, PauseMetrics, SchedulerMetrics
+from sglang_prefill_ext.metrics import FrontendMetrics, SchedulerMetrics
+from sglang_prefill_ext.metrics.pauses import PauseMetrics
 from sglang_prefill_ext.moe.routing import LayerBalance
 from sglang_prefill_ext.wire.arrays import int_array
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
@@ -63,16 +61,6 @@ def test_totals_are_counted_one_by_one() -> None:
     metrics.count("spliced")
     metrics.count("spliced")
     assert (metrics.totals["spliced"], metrics.totals["encoding_mismatches"]) == (2, 0)
-
-
-@pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch) -> CollectorRegistry:
-    """A registry of its own, since a metric can be registered only once a process."""
-    registry = CollectorRegistry()
-    for name in ("Counter", "Gauge", "Histogram"):
-        made = partial(getattr(prometheus_client, name), registry=registry)
-        monkeypatch.setattr(prometheus_client, name, made)
-    return registry
 
 
 def _record_one_of_each(metrics: FrontendMetrics) -> None:
@@ -180,25 +168,6 @@ def test_prometheus_shows_each_layer_of_experts_as_last_looked_at(
         for name, value in numbers._asdict().items():
             full = f"sglang:prefill_only_expert_{name}"
             assert registry.get_sample_value(full, labels) == value
-
-
-def test_pauses_are_a_histogram_in_seconds(registry: CollectorRegistry) -> None:
-    labels = {"model_name": "m", "role": "scheduler"}
-    metrics = PauseMetrics(labels)
-    metrics.record([0.0004, 0.004])
-    metrics.record([0.019, 3.0])
-    name = "sglang:prefill_only_gc_pause_seconds"
-    assert registry.get_sample_value(f"{name}_count", labels) == 4
-    assert registry.get_sample_value(f"{name}_sum", labels) == pytest.approx(3.0234)
-    bounds = {"0.001": 1, "0.002": 1, "0.005": 2, "0.02": 3, "1.0": 3, "+Inf": 4}
-    for bound, count in bounds.items():
-        assert registry.get_sample_value(f"{name}_bucket", labels | {"le": bound}) == count
-
-
-def test_without_prometheus_pauses_are_not_even_read() -> None:
-    pauses = iter([1.0])
-    PauseMetrics().record(pauses)
-    assert list(pauses) == [1.0]
 
 
 def test_totals_are_exported_from_the_start(registry: CollectorRegistry) -> None:

@@ -87,7 +87,7 @@ class Watched:
     def submit(self, plain: PlainRequest) -> None:
         self.adapters.add(plain.adapter)
         self.runtime.submit("job", plain.pack(), None)
-        self.longest_queue = max(self.longest_queue, self.runtime.waiting_load.tokens)
+        self.longest_queue = max(self.longest_queue, self.runtime.queue.load.tokens)
 
     def run(self, arrivals: Iterable[list[PlainRequest]]) -> None:
         """Let a list of requests arrive before each forward, then finish."""

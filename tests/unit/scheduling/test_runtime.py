@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.config import Order
-from sglang_prefill_ext.scheduling import forwards
+from sglang_prefill_ext.scheduling import failures
 from sglang_prefill_ext.scheduling.budget import ForwardBudget, QueueLoad
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
@@ -54,9 +54,9 @@ POLICIES = st.builds(
 @pytest.fixture(autouse=True, scope="module")
 def _no_log() -> Iterator[None]:
     """Log records of failures would keep tracebacks, and with them K/V, alive."""
-    forwards.logger.disabled = True
+    failures.logger.disabled = True
     yield
-    forwards.logger.disabled = False
+    failures.logger.disabled = False
 
 
 def _mark(tokens: list[int], job: int) -> list[int]:
@@ -190,7 +190,7 @@ class Simulation:
     def step(self, launch: bool = True) -> None:
         launches, in_flight = len(self.executor.launches), len(self.executor.in_flight)
         launched_before = self.executor.launched_of.copy()
-        waiting, least = self.runtime.waiting_jobs, self.runtime.next_tokens
+        waiting, least = len(self.runtime.queue), self.runtime.next_tokens
         assert bool(least) == bool(waiting)
         progressed = self.runtime.step(launch=launch)
         launched = len(self.executor.launches) - launches
@@ -208,10 +208,10 @@ class Simulation:
         assert not self.unanswered & self.aborted, "an aborted job is answered at once"
 
     def check(self) -> None:
-        assert self.runtime.busy == bool(self.runtime.waiting_jobs or self.executor.in_flight)
+        assert self.runtime.busy == bool(self.runtime.queue or self.executor.in_flight)
         assert self.runtime.in_flight == len(self.executor.in_flight)
         assert not self.unanswered or self.runtime.busy
-        assert bool(self.runtime.waiting_load.tokens) == bool(self.runtime.waiting_jobs)
+        assert bool(self.runtime.queue.load.tokens) == bool(self.runtime.queue)
 
     def finish(self) -> None:
         for _ in range(1000):
@@ -521,7 +521,7 @@ def test_a_job_that_flies_and_waits_is_aborted_once() -> None:
     simulation = Simulation(StubExecutor(asynchronous=True))
     simulation.submit(REQUEST)
     simulation.step()
-    assert (simulation.runtime.in_flight, simulation.runtime.waiting_jobs) == (1, 1)
+    assert (simulation.runtime.in_flight, len(simulation.runtime.queue)) == (1, 1)
     simulation.abort(0)
     assert simulation.answered_together == [1]
     simulation.finish()
@@ -532,9 +532,9 @@ def test_waiting_jobs_start_over_on_demand(asynchronous: bool) -> None:
     simulation = Simulation(StubExecutor(asynchronous))
     simulation.submit(REQUEST)
     simulation.step()
-    assert simulation.runtime.waiting_load.tokens < REQUEST.num_tokens
+    assert simulation.runtime.queue.load.tokens < REQUEST.num_tokens
     simulation.runtime.restart_waiting()
-    assert simulation.runtime.waiting_load.tokens == REQUEST.num_tokens
+    assert simulation.runtime.queue.load.tokens == REQUEST.num_tokens
     assert simulation.runtime.in_flight == 0
     assert not simulation.results
 

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.config import Order
-from sglang_prefill_ext.scheduling import forwards
+from sglang_prefill_ext.scheduling import failures
 from sglang_prefill_ext.scheduling.budget import ForwardBudget, QueueLoad
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
@@ -37,9 +37,9 @@ each_place = pytest.mark.parametrize("place", ["failing_launches", "failing_wait
 
 @pytest.fixture(autouse=True, scope="module")
 def _no_log() -> Iterator[None]:
-    forwards.logger.disabled = True
+    failures.logger.disabled = True
     yield
-    forwards.logger.disabled = False
+    failures.logger.disabled = False
 
 
 @dataclass
@@ -95,11 +95,11 @@ class Setup:
 
     def submit(self, *prefixes: list[int]) -> None:
         for prefix in prefixes:
-            rid = f"job-{len(self.answers) + self.runtime.waiting_jobs + self.runtime.in_flight}"
+            rid = f"job-{len(self.answers) + len(self.runtime.queue) + self.runtime.in_flight}"
             self.runtime.submit(rid, request(prefix).pack(), None)
 
     def submit_large(self, prefix: list[int], rows: int, **options: Any) -> None:
-        rid = f"job-{len(self.answers) + self.runtime.waiting_jobs + self.runtime.in_flight}"
+        rid = f"job-{len(self.answers) + len(self.runtime.queue) + self.runtime.in_flight}"
         suffixes = [[100 + row] for row in range(rows)]
         self.runtime.submit(rid, request(prefix, *suffixes).pack(), None, **options)
 

@@ -11,10 +11,8 @@ from safetensors.numpy import load_file
 from sglang.srt.configs.qwen3_5 import Qwen3_5MoeTextConfig, Qwen3_5TextConfig
 
 from sglang_prefill_ext.errors import ConfigError
-from sglang_prefill_ext.sizing.forward import kv_numbers, packed_bytes
 from sglang_prefill_ext.sizing.layer_sizes import Experts, Recurrent
 from sglang_prefill_ext.sizing.model import ModelShape
-from sglang_prefill_ext.sizing.shape import Shape
 
 # One layer, hidden 4, two heads of 3 sharing one key/value head, MLP 5, 7 tokens.
 SMALL = ModelShape(
@@ -199,18 +197,6 @@ def test_an_engine_counts_what_the_file_says(dense: bool, tmp_path: Path) -> Non
     assert (shape.experts is None) == dense
     if dense:
         assert replace(shape, head_dim=32) == ModelShape.from_directory(tmp_path)
-
-
-def test_traffic_of_states_by_hand() -> None:
-    recurrent = Recurrent(3, 2, 8, 4, 16, 4)
-    model = ModelShape(4, 256, 8, 4, 32, 704, 8000, recurrent=recurrent)
-    shape = Shape.parse("60+100x5")
-    plain = packed_bytes(replace(model, recurrent=None), shape, 2, 2)
-    others = model.read_weights(560) - replace(model, recurrent=None).read_weights(560)
-    others += kv_numbers(model, 560) - kv_numbers(replace(model, recurrent=None), 560)
-    # Five rows start from a state; the prefix has one chunk, each row two.
-    states = 3 * (4 * 16 * 8) * (5 * 4 + (1 + 5 * 2) * 2 * 2)
-    assert packed_bytes(model, shape, 2, 2) == plain + 2 * others + states
 
 
 def test_pairs_cost_what_their_arithmetic_costs() -> None:

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from bench.fleet.policies import POLICIES
-from bench.fleet.run import NOISE, Outcome, Simulation, simulate
-from bench.fleet.traffic import SCENARIOS, SPEED, Traffic, draw_traffic
+from bench.fleet.run import Outcome, simulate
+from bench.fleet.traffic import SCENARIOS, SPEED, draw_traffic
 from sglang_prefill_ext.fleet.planning.cost import RowCosts
 
 MANY = "60+576x16..400"
@@ -16,26 +14,6 @@ def outcome(
 ) -> Outcome:
     traffic = draw_traffic(MANY, SCENARIOS[scenario], load, 8, requests, 0)
     return simulate(policy, MANY, SCENARIOS[scenario], traffic, 8, 0)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_lone_request_takes_what_its_longest_part_does(policy: str) -> None:
-    costs = RowCosts.of(60, [500] * 40)
-    traffic = Traffic(0.1, np.array([1.0]), [costs])
-    simulation = Simulation(policy, traffic, SCENARIOS["usual"], 4, 0)
-    (latency_s,) = simulation.run()
-    assert latency_s <= simulation.sent_s * np.exp(5 * NOISE)
-    assert latency_s >= costs.part_s(SPEED) / 4 * np.exp(-5 * NOISE)
-
-
-def test_one_replica_computes_one_part_after_the_other() -> None:
-    costs = RowCosts.of(60, [500])
-    traffic = Traffic(0.1, np.zeros(200), [costs] * 200)
-    simulation = Simulation("random", traffic, SCENARIOS["usual"], 2, 0)
-    latency_s = simulation.run()
-    assert simulation.parts == 200
-    longest = latency_s.max() / costs.part_s(SPEED)
-    assert 100 * 0.95 < longest < 130
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)

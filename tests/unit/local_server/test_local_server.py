@@ -14,7 +14,8 @@ import pytest
 
 from sglang_prefill_ext import local_server
 from sglang_prefill_ext.errors import ServerStartError
-from sglang_prefill_ext.local_server import CPU_ARGS, LocalServer, server_env
+from sglang_prefill_ext.local_server import LocalServer
+from sglang_prefill_ext.local_server.environment import CPU_ARGS
 from sglang_prefill_ext.process.children import module_command
 
 # Answers 503 twice and 200 from then on, beside a child that ignores SIGTERM.
@@ -202,20 +203,6 @@ def test_command_has_cpu_defaults_only_without_an_accelerator(
         *("--dtype", "bfloat16"),  # last, so that the caller's flag wins
     ]
     assert server.base_url == f"http://127.0.0.1:{server.port}"
-
-
-def test_environment_lets_byte_code_be_cached_and_the_caller_win(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    monkeypatch.setenv("FROM_PARENT", "kept")
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    env = server_env({"OMP_NUM_THREADS": "3"})
-    assert "PYTHONDONTWRITEBYTECODE" not in env
-    assert env["FROM_PARENT"] == "kept"
-    assert env["HF_HUB_OFFLINE"] == "1"
-    assert env["OMP_NUM_THREADS"] == "3"
-    assert server_env({"HF_HUB_OFFLINE": "0"})["HF_HUB_OFFLINE"] == "0"
 
 
 def test_log_is_temporary_unless_named_and_empty_before_a_start(tmp_path: Path) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
 
+from sglang_prefill_ext.config.knobs import KNOB_PREFIX, checked, flag_name, new_knob
 from sglang_prefill_ext.errors import ConfigError
 
 ENABLE_FIELD = "enable_prefill_only"
-KNOB_PREFIX = "prefill_only_"
 
 GRAPH_TOKENS = 4096
 """Tokens of the largest graph by default. For larger forwards graphs gain nothing: even a fast GPU
@@ -76,11 +76,6 @@ class TokenizerChoice(StrEnum):
     GIGATOKEN = "gigatoken"  # its memory grows with every new word
 
 
-def _knob(default: Any, text: str, *, least: int = 1) -> Any:
-    """A field with the help of its flag, and the least value of a number."""
-    return field(default=default, metadata={"help": text, "least": least})
-
-
 @dataclass(frozen=True, slots=True)
 class PrefillOnlyConfig:
     """Knobs of the packed path; every field is a flag ``--prefill-only-<name>``.
@@ -89,133 +84,135 @@ class PrefillOnlyConfig:
         ConfigError: a value is out of its range.
     """
 
-    max_forward_tokens: int = _knob(
+    max_forward_tokens: int = new_knob(
         16384,
         "Most tokens of one packed forward. A larger request takes several forwards that share "
         "the K/V of its prefix.",
     )
-    max_items: int = _knob(
+    max_items: int = new_knob(
         10000,
         "Most items of one scoring request, or prompts of one call for vectors. A larger one gets "
         "HTTP 400.",
     )
-    readout_chunk_mib: int = _knob(
+    readout_chunk_mib: int = new_knob(
         0,
         "Memory (MiB) for full-vocabulary logits. Rows are read in chunks that fit. 0 takes what "
         "the device can spare: up to 512 on CUDA, else 64.",
         least=0,
     )
-    order: Order = _knob(
+    order: Order = new_knob(
         Order.SRPT,
         "Order of service: srpt (fewest tokens left first, with ageing), fcfs (first come first "
         "served), priority (highest first), or deadline (earliest first).",
     )
-    ageing: int = _knob(
+    ageing: int = new_knob(
         2,
         "How far small requests may overtake, in tokens processed per token of the larger "
         "request. A higher value favours small requests, a lower one large requests.",
     )
-    launch_tokens: int = _knob(
+    launch_tokens: int = new_knob(
         0,
         "Cost of launching a forward, in tokens computed in the same time. 0 measures it at "
         "start. With a higher value, waiting requests share larger forwards.",
         least=0,
     )
-    gather_rows: int = _knob(
+    gather_rows: int = new_knob(
         64,
         "Most prompts of small concurrent requests that travel to the scheduler together. 1 sends "
         "every request on its own.",
     )
-    gather_ms: int = _knob(
+    gather_ms: int = new_knob(
         10,
         "Most time (ms) that a small request waits for others while earlier ones are being "
         "served. If none is, it does not wait.",
         least=0,
     )
-    prefix_caching: PrefixCaching = _knob(
+    prefix_caching: PrefixCaching = new_knob(
         PrefixCaching.REPEATED,
         "Which prefixes are added to the prefix cache: repeated (those seen before), always, or "
         "never. Prefixes in the cache are used in any case.",
     )
-    attention: AttentionWay = _knob(
+    attention: AttentionWay = new_knob(
         AttentionWay.AUTO,
         "How attention is computed: auto (by device and shape), fused (one Triton kernel), merge "
         "(two, joined by log-sum-exp), merge-fa3 or merge-flashinfer (with that library for the "
         "prefix), or torch.",
     )
-    cuda_graphs: int | None = _knob(
+    cuda_graphs: int | None = new_knob(
         None,
         "Replay packed forwards of up to so many tokens as CUDA graphs, which are captured at "
         f"start. 0 captures none. auto is {GRAPH_TOKENS} on CUDA with --tp-size 1 and without "
         "--disable-cuda-graph, else 0.",
         least=0,
     )
-    moe: MoePolicy = _knob(
+    moe: MoePolicy = new_knob(
         MoePolicy.AUTO,
         "How to choose the block of rows in which SGLang's Triton kernel computes the experts of "
         "a mixture: auto (least-time where times were measured at start, else padding-ratio), "
         "least-time, padding-ratio, or stock (by tokens alone).",
     )
-    moe_source: MoeSource = _knob(
+    moe_source: MoeSource = new_knob(
         MoeSource.HISTORY,
         "The routing by which that block is chosen: history (of earlier forwards), or device (of "
         "the forward itself: two blocks are launched, and one of them computes).",
     )
-    known_answers: Switch = _knob(
+    known_answers: Switch = new_knob(
         Switch.ON,
         "on: compare packed forwards with SGLang's own on a few known prompts at start, and do "
         "not use them if they differ. off: do not compare.",
     )
-    tokenizer: TokenizerChoice = _knob(
+    tokenizer: TokenizerChoice = new_knob(
         TokenizerChoice.AUTO,
         "Library that encodes texts, once its ids have equalled Hugging Face's on 100,000 texts: "
         "auto (fastokens if installed and faster), huggingface, fastokens, or gigatoken (its "
         "memory grows with every new word).",
     )
-    prefix_splice: Switch = _knob(
+    prefix_splice: Switch = new_knob(
         Switch.ON,
         "on: encode the text that the prompts of a request share only once, where the ids are "
         "proven to be the same. off: encode every prompt as a whole.",
     )
-    max_queued_tokens: int = _knob(
+    max_queued_tokens: int = new_knob(
         1 << 22, "Most tokens that may wait to be computed. Requests beyond get HTTP 429."
     )
-    max_queued_rows: int = _knob(1 << 20, "Most rows that may wait. Requests beyond get HTTP 429.")
-    max_queued_mib: int = _knob(
+    max_queued_rows: int = new_knob(
+        1 << 20, "Most rows that may wait. Requests beyond get HTTP 429."
+    )
+    max_queued_mib: int = new_knob(
         1024,
         "Most memory (MiB) of waiting requests. Requests beyond get HTTP 429; one that alone "
         "takes more gets HTTP 400.",
     )
-    decode_step_tokens: int = _knob(
+    decode_step_tokens: int = new_knob(
         0,
         "Cost of a decode step, in tokens that a packed forward computes in the same time. 0 "
         "estimates it from the cost of launching a forward.",
         least=0,
     )
-    decode_slowdown: int = _knob(
+    decode_slowdown: int = new_knob(
         4,
         "While packed requests wait, a generated token takes at most so many times as long, plus "
         "one packed forward. With 1, packed requests run only after "
         "--prefill-only-max-wait-steps decode steps.",
     )
-    max_wait_steps: int = _knob(
+    max_wait_steps: int = new_knob(
         8, "Decode steps after which waiting packed requests run in any case."
     )
-    schedulers: int = _knob(
+    schedulers: int = new_knob(
         1,
         "Scheduler processes on one device, behind one front end. More than one helps where the "
         "device waits for the scheduler's Python. They divide the device's memory.",
     )
-    scheduler_cores: int = _knob(
+    scheduler_cores: int = new_knob(
         0, "CPU cores to bind each of several schedulers to. 0 binds none.", least=0
     )
-    gc_idle_s: int = _knob(
+    gc_idle_s: int = new_knob(
         10,
         "Idle seconds after which processes exclude objects made since the last time from garbage "
         "collection. 0 never does.",
         least=0,
     )
-    attach: str = _knob(
+    attach: str = new_knob(
         "",
         "Socket file at which front ends in other processes, such as those of sglang-prefill "
         "serve-grpc, attach.",
@@ -223,7 +220,7 @@ class PrefillOnlyConfig:
 
     def __post_init__(self) -> None:
         for knob in fields(self):
-            object.__setattr__(self, knob.name, _checked(knob, getattr(self, knob.name)))
+            object.__setattr__(self, knob.name, checked(knob, getattr(self, knob.name)))
 
     def graph_tokens(self, *, on_cuda: bool, ranks: int) -> int:
         """Tokens of the largest graph, 0 for none: as configured, else by device.
@@ -236,45 +233,6 @@ class PrefillOnlyConfig:
         by_device = GRAPH_TOKENS if on_cuda and ranks == 1 else 0
         asked = by_device if self.cuda_graphs is None else self.cuda_graphs
         return min(asked, self.max_forward_tokens)
-
-
-def kind_of(knob: Field[Any]) -> type:
-    """The type of a knob's values; a knob whose default is None is a number."""
-    return int if knob.default is None else type(knob.default)
-
-
-def _checked(knob: Field[Any], value: Any) -> Any:
-    kind = kind_of(knob)
-    if value is None and knob.default is None:
-        return value
-    if issubclass(kind, StrEnum):
-        if value in list(kind):
-            return kind(value)
-        range_text = f"one of {', '.join(kind)}"
-    elif kind is str:
-        if isinstance(value, str):
-            return value
-        range_text = "a path"
-    else:
-        least = knob.metadata["least"]
-        if isinstance(value, int) and not isinstance(value, bool) and value >= least:
-            return value
-        range_text = f"a whole number of at least {least}"
-    raise ConfigError(
-        f"{flag_name(knob.name)} must be {range_text}, got {value!r}. "
-        f"Leave it out for the default of {shown_default(knob)}."
-    )
-
-
-def shown_default(knob: Field[Any]) -> str:
-    if knob.default is None:
-        return "auto"
-    return "none" if knob.default == "" else str(knob.default)
-
-
-def flag_name(field_name: str) -> str:
-    """``max_items`` -> ``--prefill-only-max-items``."""
-    return "--" + (KNOB_PREFIX + field_name).replace("_", "-")
 
 
 def config_from_mapping(values: dict[str, Any]) -> PrefillOnlyConfig | None:

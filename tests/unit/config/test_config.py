@@ -11,9 +11,8 @@ from sglang_prefill_ext.config import (
     Order,
     PrefillOnlyConfig,
     config_from_mapping,
-    flag_name,
-    shown_default,
 )
+from sglang_prefill_ext.config.knobs import flag_name, shown_default
 from sglang_prefill_ext.errors import ConfigError
 
 CHOICES = {
@@ -106,10 +105,6 @@ def test_a_choice_is_shown_as_its_word() -> None:
 def test_the_configuration_cannot_be_changed() -> None:
     with pytest.raises(FrozenInstanceError):
         PrefillOnlyConfig().max_items = 5  # type: ignore[misc]
-
-
-def test_flag_names() -> None:
-    assert flag_name("max_items") == "--prefill-only-max-items"
 
 
 def test_a_mapping_gives_the_knobs_that_it_holds_and_defaults_for_the_rest() -> None:

@@ -7,9 +7,6 @@ of its own. All of them do it by this module.
 from __future__ import annotations
 
 import contextlib
-import http
-import http.client
-import json
 import os
 import signal
 import subprocess
@@ -20,39 +17,14 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from sglang_prefill_ext.errors import ServerStartError
+from sglang_prefill_ext.local_server.environment import CPU_ARGS, has_accelerator, server_env
+from sglang_prefill_ext.local_server.readiness import NO_ANSWER, is_healthy, is_settled
 from sglang_prefill_ext.process.children import module_command
 from sglang_prefill_ext.process.groups import members_of, signal_group
 from sglang_prefill_ext.process.ports import LOOPBACK, free_port
 
-CPU_ARGS = ("--device", "cpu", "--dtype", "float32", "--max-total-tokens", "131072")
-"""Flags for a CPU: bf16 is slow there, and the default KV pool takes all memory."""
-
-_ENV = {
-    "HF_HUB_OFFLINE": "1",  # models are local; without network a look-up waits for its timeout
-    "PYTHONUNBUFFERED": "1",  # the log must be complete when a start fails
-}
-_ACCELERATOR_NODES = ("nvidia[0-9]*", "kfd", "dxg")
 _POLL_S = 0.25
 _REAP_S = 5.0
-_HEALTH_TIMEOUT_S = 30.0
-_NO_ANSWER = (OSError, http.client.HTTPException)
-
-
-def has_accelerator() -> bool:
-    """Whether the kernel exposes an NVIDIA or AMD device; asks neither torch nor a driver."""
-    return any(any(Path("/dev").glob(pattern)) for pattern in _ACCELERATOR_NODES)
-
-
-def server_env(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of a server: this process's, our defaults where unset, then `extra`.
-
-    ``PYTHONDONTWRITEBYTECODE`` is dropped: three processes import thousands of modules, and
-    without cached byte code each compiles them anew. On two cores, a start took 85 s of CPU time
-    without it, and 36 s with it.
-    """
-    env = {**_ENV, **os.environ}
-    env.pop("PYTHONDONTWRITEBYTECODE", None)
-    return {**env, **(extra or {})}
 
 
 class LocalServer:
@@ -164,7 +136,7 @@ class LocalServer:
             raise ServerStartError("wait_ready() needs a running server; call start() first.")
         begin = time.monotonic()
         while True:
-            healthy = self._is_healthy()
+            healthy = is_healthy(self.host, self.port)
             waited = time.monotonic() - begin
             if self._process.poll() is not None:
                 raise self._start_error(f"exited with status {self._process.returncode}")
@@ -224,27 +196,11 @@ class LocalServer:
         text = self.log_path.read_text(encoding="utf-8", errors="replace")
         return "\n".join(text.splitlines()[-lines:])
 
-    def _is_healthy(self) -> bool:
-        with contextlib.suppress(*_NO_ANSWER):
-            return self._get("/health")[0] == http.HTTPStatus.OK
-        return False
-
     def _is_settled(self) -> bool:
         try:
-            status, page = self._get("/prefill_only/status")
-        except _NO_ANSWER as error:
+            return is_settled(self.host, self.port)
+        except NO_ANSWER as error:
             raise self._start_error(f"did not answer ({error})") from error
-        if status == http.HTTPStatus.NOT_FOUND:
-            return True
-        known = json.loads(page) if status == http.HTTPStatus.OK else None
-        return known is not None and bool(known["frontend"]["tokenizer"]["ready"])
-
-    def _get(self, path: str) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=_HEALTH_TIMEOUT_S)
-        with contextlib.closing(connection):
-            connection.request("GET", path)
-            response = connection.getresponse()
-            return response.status, response.read()
 
     def _start_error(self, what: str) -> ServerStartError:
         return ServerStartError(

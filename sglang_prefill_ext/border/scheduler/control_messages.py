@@ -1,0 +1,88 @@
+"""Messages to a scheduler that are about its packed path as a whole, or wait for its forwards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from sglang.srt.managers import io_struct
+from sglang.srt.runtime_context import get_serving
+
+from sglang_prefill_ext.border.gc_control import act
+from sglang_prefill_ext.border.messages import (
+    GcReq,
+    PackedExpireReq,
+    PackedStatusReq,
+    PackedStatusResult,
+)
+from sglang_prefill_ext.border.scheduler.packed_work import PackedWork
+from sglang_prefill_ext.border.scheduler.scheduler_status import status_of
+from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.process.collector import Collector
+
+_AFTER_FORWARDS = (
+    io_struct.PauseGenerationReqInput,
+    io_struct.BeginWeightUpdateReqInput,
+    io_struct.EndWeightUpdateReqInput,
+    io_struct.UpdateWeightFromDiskReqInput,
+    io_struct.UpdateWeightsFromDistributedReqInput,
+    io_struct.UpdateWeightsFromIPCReqInput,
+    io_struct.UpdateWeightsFromTensorReqInput,
+    io_struct.ReleaseMemoryOccupationReqInput,
+)
+"""Messages before which packed forwards in flight are collected. In a pause, SGLang's loop would
+not collect them. The other messages change weights or memory, and SGLang does not wait for forwards
+of aborted requests before it handles them."""
+
+
+def handle_control_messages(
+    scheduler: Any, work: PackedWork, config: PrefillOnlyConfig, collector: Collector
+) -> None:
+    """Let a scheduler handle all messages of the packed path but its requests."""
+    mapping = scheduler._request_dispatcher._mapping
+    mapping[PackedExpireReq] = partial(_on_expire, work)
+    mapping[PackedStatusReq] = partial(_on_status, scheduler, work, config)
+    mapping[GcReq] = partial(_on_gc, scheduler, collector)
+    for kind in _AFTER_FORWARDS:
+        mapping[kind] = _after_forwards(work, mapping[kind])
+
+
+def _on_expire(work: PackedWork, message: PackedExpireReq) -> None:
+    work.runtime.expire(message.now_ms, message.tokens_per_s)
+    work.show_queue()
+
+
+def _on_status(
+    scheduler: Any, work: PackedWork, config: PrefillOnlyConfig, message: PackedStatusReq
+) -> PackedStatusResult:
+    status = status_of(scheduler, work, config)
+    return PackedStatusResult(rid=message.rid, payload=json.dumps(status).encode())
+
+
+def _on_gc(scheduler: Any, collector: Collector, message: GcReq) -> None:
+    act(collector, message, busy=not scheduler.is_fully_idle())
+    _gather_reports(message, scheduler.tp_cpu_group)
+    channels = scheduler.ipc_channels
+    channels.send_to_tokenizer.send_output(message, message)
+    if not get_serving().skip_tokenizer_init:  # else no detokenizer reads that socket
+        channels.send_to_detokenizer.send_output(message, message)
+
+
+def _after_forwards(work: PackedWork, handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def handle(message: Any) -> Any:
+        work.collect()
+        answer = handler(message)
+        work.setup.after_update()
+        return answer
+
+    return handle
+
+
+def _gather_reports(message: GcReq, group: Any) -> None:
+    """Replace the reports by those of all tensor-parallel ranks; only the first rank can send."""
+    reports: list[Any] = [None] * torch.distributed.get_world_size(group)
+    torch.distributed.all_gather_object(reports, message.reports, group=group)
+    message.reports = [report for of_rank in reports for report in of_rank]

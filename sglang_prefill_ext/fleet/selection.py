@@ -1,0 +1,109 @@
+"""Uses those engines of a fleet that answer alike; takes out those that differ or are silent."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+from sglang_prefill_ext.attach.carrier import EngineState, Offer
+from sglang_prefill_ext.errors import EngineUnavailableError
+from sglang_prefill_ext.fleet.attempts import Attempts
+from sglang_prefill_ext.fleet.loads import Loads
+from sglang_prefill_ext.fleet.members import Member, chosen, difference
+from sglang_prefill_ext.fleet.planning.cost import Speed
+from sglang_prefill_ext.fleet.replica import Replica
+from sglang_prefill_ext.fleet.replica_load import Health
+
+logger = logging.getLogger(__name__)
+
+
+class Selection:
+    """Which engines are in use, from what they say of themselves.
+
+    Args:
+        replicas: all engines, by URL.
+        loads: those that are in use.
+        attempts: tells own work from that of other routers.
+        on_offer: called with the offer of the engines in use, whenever their answers change.
+    """
+
+    def __init__(
+        self,
+        replicas: Mapping[str, Replica],
+        loads: Loads,
+        attempts: Attempts,
+        on_offer: Callable[[Offer], None],
+    ) -> None:
+        self._replicas = replicas
+        self._loads = loads
+        self._attempts = attempts
+        self._on_offer = on_offer
+        self._alive: dict[str, Member] = {}
+        self._chosen: Member | None = None
+
+    @property
+    def offer(self) -> Offer | None:
+        """The offer of the engines in use; None before the first engine has answered."""
+        return None if self._chosen is None else self._chosen.offer
+
+    def take_state(self, replica: Replica, state: EngineState) -> None:
+        """An engine has answered."""
+        assert replica.offer is not None, "the first answer brings the offer"
+        now_s = time.monotonic()
+        known = self._alive.get(replica.url)
+        if known is None or known.offer is not replica.offer:
+            self._alive[replica.url] = Member.of(replica.offer)
+            self._loads.remove(replica.url)  # it has restarted, or has other weights
+        if replica.url in self._loads:
+            replica.why = ""
+        if state.schedulers:
+            self._note_load(replica, state, now_s)
+        self.choose()
+
+    def take_silence(self, replica: Replica, error: EngineUnavailableError) -> None:
+        """An engine has failed to answer."""
+        if replica.why != str(error):
+            logger.warning("Engine %s: %s", replica.url, error)
+        replica.why, now_s = str(error), time.monotonic()
+        used = replica.url in self._loads
+        if used:
+            self._loads.probed(replica.url, now_s, ok=False)
+        if not used or self._loads.health(replica.url, now_s) is Health.DOWN:
+            self._alive.pop(replica.url, None)
+            self.choose()
+
+    def drain(self, url: str) -> None:
+        """An engine leaves: it gets no more work."""
+        self._alive.pop(url, None)
+        if url in self._loads:
+            self._loads.drain(url)
+
+    def choose(self) -> None:
+        """Put the engines into the fleet that answer alike, and take out those that differ."""
+        found = chosen(self._alive, self._chosen)
+        if found is not None and found is not self._chosen:
+            self._chosen = found
+            self._on_offer(found.offer)
+        for name, own in self._alive.items():
+            replica = self._replicas[name]
+            assert self._chosen is not None, "one was chosen"
+            if why := difference(own, self._chosen):
+                if replica.why != why:
+                    logger.error("Engine %s is not used, as it differs. %s", name, why)
+                replica.why = why
+                self._loads.remove(name)
+            elif own.speed is not None and name not in self._loads:
+                logger.info("Engine %s is in the fleet.", name)
+                self._loads.add(name, own.speed, time.monotonic())
+                replica.why = ""
+
+    def _note_load(self, replica: Replica, state: EngineState, now_s: float) -> None:
+        """Record what an engine reports: its speed, at first only, and its outstanding work."""
+        name, member = replica.url, self._alive[replica.url]
+        if member.speed is None:
+            member.speed = Speed.of_status(state.schedulers[0], member.offer.pair_tokens)
+        if name in self._loads:
+            self._loads.probed(name, now_s, ok=True)
+            others = self._attempts.others_tokens(name, state.outstanding_tokens)
+            self._loads.reported(name, others * member.speed.token_s, now_s)
