@@ -153,8 +153,7 @@ class LayerRecurrence:
         """Return the output before the norm: ``[T, HV, Dv]``, or ``[T, C]`` without a rule."""
         tail, held = self._before(layer, inputs)
         if inputs.rule is None:
-            if self._tail is not None:
-                self._keep(layer, inputs, tail, None)
+            self._keep(layer, inputs, tail, None)
             return self._convolved(inputs, tail, [inputs.mixed.shape[1]])[0]
         way = (inputs.rule.kernels if self._kernels else None) or inputs.rule.torch
         tokens = self._rule_inputs(inputs, inputs.rule, tail, way)
@@ -164,7 +163,7 @@ class LayerRecurrence:
             for part in parts:
                 own = part.part.tokens
                 way.carry(tokens.part(own), states, part, out[own])
-            if self._tail is not None and self._plan.stored in each.slots:
+            if self._plan.stored in each.slots:
                 self._keep(layer, inputs, tail, states[each.slots[self._plan.stored]].clone())
         if self._places is not None:
             out = out.index_select(0, self._places)
@@ -189,13 +188,15 @@ class LayerRecurrence:
     def _keep(
         self, layer: int, inputs: RecurrentInputs, tail: Tensor, state: Tensor | None
     ) -> None:
-        """Hold what the layer carries behind the prefix that the plan stores."""
+        """Hold what the layer carries behind the prefix that the plan stores, if it stores one."""
+        if self._tail is None:
+            return
         numbered = torch.cat([inputs.mixed, tail, torch.zeros_like(tail[:1])])
         self._states[layer] = numbered.index_select(0, self._tail), state
 
     def _convolved(
         self, inputs: RecurrentInputs, tail: Tensor, sizes: Sequence[int]
-    ) -> list[Tensor]:
+    ) -> tuple[Tensor, ...]:
         """The outputs of the convolution, in the order of the plan."""
         convolve = causal_conv if self._kernels else causal_conv_reference
         weight = inputs.weight if self._kernels else inputs.weight.float()

@@ -42,7 +42,9 @@ class RuleInputs(NamedTuple):
 
     def part(self, tokens: slice) -> RuleInputs:
         """The inputs of some tokens."""
-        return RuleInputs(*(None if each is None else each[tokens] for each in self))
+        q, k, v, g = (each[tokens] for each in self[:4] if each is not None)
+        beta, skip = (None if each is None else each[tokens] for each in self[4:])
+        return RuleInputs(q, k, v, g, beta, skip)
 
 
 def carry(

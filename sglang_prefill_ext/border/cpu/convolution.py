@@ -53,6 +53,7 @@ def of_sequences(
     has_initial_state: Any = None,
     conv_states: Any = None,
     activation: str | None = "silu",
+    *_padding: int,
     **_flags: Any,
 ) -> Tensor:
     """AROUND `causal_conv1d_fn`; `x` and the result are ``[C, T]``."""
@@ -68,8 +69,9 @@ def of_tokens(
     weight: Tensor,
     bias: Tensor | None = None,
     activation: str | None = None,
-    *,
-    conv_state_indices: Tensor,
+    _cache_seqlens: object = None,
+    conv_state_indices: Any = None,
+    *_padding: int,
     **_flags: Any,
 ) -> Tensor:
     """AROUND `causal_conv1d_update`: one token of each sequence, ``[n, C]``."""

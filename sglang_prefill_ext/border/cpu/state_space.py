@@ -32,7 +32,7 @@ def mixed(
     assert rule is not None
     at = (layer_cache.conv[0], slots, lens, begins)
     convolved = over_pool(inputs.mixed, *at, inputs.weight, inputs.bias, activates=True)
-    parts = convolved.split([heads * size for heads, size in rule.heads], dim=1)
+    parts = torch.split(convolved, [heads * size for heads, size in rule.heads], dim=1)
     split = [each.view(-1, *shape) for each, shape in zip(parts, rule.heads, strict=True)]
     layer_cache.temporal[slots[begins]] = 0
     bounds = torch.tensor([0, *accumulate(lens)])

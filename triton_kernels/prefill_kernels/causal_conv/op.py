@@ -38,7 +38,7 @@ def causal_conv(
     *,
     sizes: Sequence[int],
     activates: bool = True,
-) -> list[Tensor]:
+) -> tuple[Tensor, ...]:
     """Convolve each channel along its prompt, then apply SiLU; sums are float32.
 
     ::
@@ -68,7 +68,7 @@ def causal_conv(
         _check(x, held, taps, weight, bias, sizes)
         _CHECKED.keep(key, True)
     tokens, channels = x.shape
-    outputs = [x.new_empty(tokens, size) for size in sizes]
+    outputs = tuple(x.new_empty(tokens, size) for size in sizes)
     grid = (triton.cdiv(tokens, BLOCK_TOKENS), triton.cdiv(channels, BLOCK_CHANNELS))
     causal_conv_kernel[grid](
         *(x, x.stride(0), held, taps.order, taps.previous, weight, bias),

@@ -18,7 +18,7 @@ def causal_conv_reference(
     *,
     sizes: Sequence[int],
     activates: bool = True,
-) -> list[Tensor]:
+) -> tuple[Tensor, ...]:
     """As `causal_conv`; sums are in the dtype of `weight`."""
     everything = torch.cat([x, held, torch.zeros_like(held[:1])]).to(weight.dtype)
     out = x.index_select(0, taps.order).to(weight.dtype) * weight[:, -1]
@@ -26,4 +26,4 @@ def causal_conv_reference(
         out += everything.index_select(0, before) * weight[:, at]
     out = out if bias is None else out + bias
     out = (silu(out) if activates else out).to(x.dtype)
-    return [part.contiguous() for part in torch.split(out, list(sizes), dim=1)]
+    return tuple(part.contiguous() for part in torch.split(out, list(sizes), dim=1))
