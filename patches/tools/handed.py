@@ -61,6 +61,7 @@ _MODELS = _sglang(
     transformers.TransformersBase
     bert.BertForSequenceClassification
     bert.BertModel
+    bert.BertPooler
     gemma2_reward.Gemma2ForSequenceClassification
     llama.LlamaForCausalLM
     llama_embedding.LlamaEmbeddingModel
@@ -76,13 +77,16 @@ _MODELS = _sglang(
     qwen3_rm.Qwen3ForRewardModel
     qwen3_vl.Qwen3VLForConditionalGeneration
     qwen3_vl_moe.Qwen3VLMoeForConditionalGeneration
+    roberta.RobertaClassificationHead
+    roberta.RobertaEmbedding
+    roberta.XLMRobertaBaseModel
     roberta.XLMRobertaForSequenceClassification
     roberta.XLMRobertaModel
     """,
     "srt.models.",
 )
 """Models whose layers packed forwards run; then those that contain such; from `bert` on, classes
-with pooling or heads."""
+with pooling or heads, and parts of encoders."""
 
 _SCHEDULER = _sglang("""
     srt.configs.model_config.ModelConfig

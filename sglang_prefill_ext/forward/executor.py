@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 
@@ -55,6 +56,7 @@ class PackedExecutor:
         # A graph would make keys and values of as many latents as its page table may name.
         replays = caches_prefixes and not model.pool.keeps_latents
         self._graphs = PackedGraphs(model, attention, model.pool if replays else None)
+        self._replays = True
         self._reader: LabelReader | VectorReader
         self.chunk_reads = 0
         """Reads in one chunk of logits over the vocabulary; 0 if the model makes vectors."""
@@ -117,6 +119,15 @@ class PackedExecutor:
         """From now on, replay forwards of up to `max_tokens` tokens as graphs, if possible."""
         self._graphs.capture(max_tokens)
 
+    @contextmanager
+    def eagerly(self) -> Iterator[None]:
+        """Run all forwards eagerly meanwhile, without counting them."""
+        self._replays = False
+        try:
+            yield
+        finally:
+            self._replays = True
+
     def stop_replays(self, why: str) -> None:
         """From now on, run all forwards eagerly; graphs keep their memory."""
         if self.graph_use.sizes:
@@ -142,7 +153,9 @@ class PackedExecutor:
             RuntimeError: raised by torch, e.g. when memory is exhausted; no memory is kept.
         """
         with self._model.stream():
-            hidden = self._graphs.run(plan, held, stores) if self._graphs.asked else None
+            hidden = None
+            if self._replays and self._graphs.asked:
+                hidden = self._graphs.run(plan, held, stores)
             if hidden is None:
                 hidden = self._run_eagerly(plan, held, stores)
             return ForwardCompletion(self._reader.read(hidden, plan))

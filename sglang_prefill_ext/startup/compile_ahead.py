@@ -7,6 +7,7 @@ Each form is launched here from the model's own layers, so that no request waits
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
@@ -79,6 +80,8 @@ class CompilingExecutor(Executor, Protocol):
     @property
     def recurrent(self) -> bool: ...
 
+    def eagerly(self) -> AbstractContextManager[None]: ...
+
 
 def compile_ahead(executor: CompilingExecutor, budget: ForwardBudget, slots: PrefixCache) -> None:
     """Run forwards of every kind that requests within the budget can ask for.
@@ -92,8 +95,13 @@ def compile_ahead(executor: CompilingExecutor, budget: ForwardBudget, slots: Pre
     Raises:
         RuntimeError: what `PackedExecutor.launch` raises.
     """
-    if executor.attention is AttentionWay.TORCH or not executor.causal:
-        return
+    if executor.attention is not AttentionWay.TORCH and executor.causal:
+        # What a graph would replay here, requests may ask for in a way that no graph can replay.
+        with executor.eagerly():
+            _run_all(executor, budget, slots)
+
+
+def _run_all(executor: CompilingExecutor, budget: ForwardBudget, slots: PrefixCache) -> None:
     shapes = [LONE, SMALL, LARGE] if executor.attention is AttentionWay.AUTO else [LONE, SMALL]
     if executor.longest_prompt is None or executor.longest_prompt > LONG.prefix:
         shapes.append(LONG)

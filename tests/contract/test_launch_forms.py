@@ -39,6 +39,8 @@ from tests.unit.scheduling.jobs import job_of_rows, run_alone
 
 BUDGET = ForwardBudget(16_384)
 WAYS = [AttentionWay.AUTO, AttentionWay.FUSED, AttentionWay.MERGE, AttentionWay.MERGE_FA3]
+GRAPHS = [(way, 0) for way in WAYS] + [(AttentionWay.AUTO, 4096)]
+"""Ways of attention, and tokens of the largest graph."""
 VARIANTS = (AttentionVariant(), AttentionVariant(soft_cap=50.0, window=100))
 """Of the layers; as many as there are."""
 
@@ -119,14 +121,20 @@ def requests(draw: st.DrawFn) -> PackedRows:
     return PackedRows(tokens, prefix, int_array(lens), Labels(labels, normalised=normalised))
 
 
-@pytest.fixture(scope="module", params=WAYS, ids=str)
+@pytest.fixture(scope="module", params=GRAPHS, ids=str)
 def compiled(request: pytest.FixtureRequest) -> Any:
     """The executor of a server after compiling ahead, and the forms that it launched."""
+    way, graph_tokens = request.param
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(LIBRARIES, AttentionWay.MERGE_FA3, no_prefix)
         patch.setattr("sglang_prefill_ext.forward.executor.multiprocessors", lambda _device: 132)
         forms = Forms(patch)
-        executor = PackedExecutor(Projections(), readout_bytes=1 << 20, attention=request.param)
+        executor = PackedExecutor(
+            Projections(), readout_bytes=1 << 20, attention=way, caches_prefixes=True
+        )
+        if graph_tokens:
+            executor.capture_graphs(graph_tokens)
+            assert not executor.graph_use.obstacle
         compile_ahead(executor, BUDGET, MemoryCache(keeps=False))
         yield executor, forms
 
@@ -139,6 +147,9 @@ def test_no_request_launches_a_form_that_was_not_compiled(
     executor, forms = compiled
     before = set(forms.seen)
     run(executor, rows, ForwardBudget(max_tokens))
+    if executor.graph_use.sizes:
+        with executor.eagerly():  # as if its rows had embeddings in place of tokens, or an adapter
+            run(executor, rows, ForwardBudget(max_tokens))
     assert forms.seen - before == set()
 
 

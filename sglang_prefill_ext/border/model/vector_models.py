@@ -106,13 +106,57 @@ class SglangEncoder(SglangVectorModel):
         # See `EncoderTraits.token_types`.
         batch.token_type_ids = batch.input_ids // self.vocab_size
         token_ids = batch.input_ids % self.vocab_size
-        # SGLang loops over these; on the device, it would synchronise for each of them.
-        batch.seq_lens = torch.tensor(batch.extend_seq_lens_cpu)
-        if isinstance(self._model.pooler, CrossEncodingPooler):
-            batch.extend_seq_lens = batch.seq_lens
-        output = self._model.forward(token_ids, batch.positions, batch, get_embedding=True)
+        with self._numbering(token_ids, batch), self._pooling_at_once(batch):
+            output = self._model.forward(token_ids, batch.positions, batch, get_embedding=True)
         vectors: Tensor = output.embeddings
         return vectors.view(len(read_at), -1)  # a head of one class returns a scalar for each row
+
+    @contextmanager
+    def _numbering(self, token_ids: Tensor, batch: PackedForwardBatch) -> Iterator[None]:
+        """Give all tokens of XLM-RoBERTa their places at once.
+
+        SGLang would do it prompt by prompt, and wait for the device in each. It now does so for one
+        empty prompt, and what it finds is replaced.
+        """
+        encoder = getattr(self._model, "roberta", None)
+        if encoder is None:
+            yield
+            return
+        embeddings = encoder.embeddings
+        numbers = _places(token_ids, batch.positions, embeddings.padding_idx)
+        batch.seq_lens = torch.zeros(1, dtype=torch.int64)
+        table = embeddings.position_embeddings
+        handle = table.register_forward_pre_hook(lambda _module, _inputs: (numbers,))
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    @contextmanager
+    def _pooling_at_once(self, batch: PackedForwardBatch) -> Iterator[None]:
+        """Let the head of a cross encoder read the first tokens of all prompts at once.
+
+        SGLang's head reads token 0 of one prompt after the other. It gets one prompt, whose token 0
+        is all these tokens. The result is one row a token again before the activation, which may
+        look across the classes.
+        """
+        pooler = self._model.pooler
+        if not isinstance(pooler, CrossEncodingPooler):
+            yield
+            return
+        first = batch.extend_seq_lens.cumsum(0) - batch.extend_seq_lens
+        batch.extend_seq_lens = torch.ones(1, dtype=torch.int64)
+        read = pooler.register_forward_pre_hook(
+            lambda _module, inputs: (inputs[0].index_select(0, first)[None], *inputs[1:])
+        )
+        activate = pooler.default_activation_function.register_forward_pre_hook(
+            lambda _module, inputs: (inputs[0].squeeze(0),)
+        )
+        try:
+            yield
+        finally:
+            read.remove()
+            activate.remove()
 
     @contextmanager
     def _overridden(self, overrides: Overrides | None) -> Iterator[None]:
@@ -121,6 +165,22 @@ class SglangEncoder(SglangVectorModel):
                 "Embeddings in the place of tokens are not possible with an encoder; leave them out"
             )
         yield
+
+
+def _places(token_ids: Tensor, positions: Tensor, padding: int) -> Tensor:
+    """Rows of XLM-RoBERTa's table of positions, int64 ``[T]``, without waiting for the device.
+
+    Tokens of a prompt are numbered from ``padding + 1`` on; tokens of padding have `padding`.
+
+    Args:
+        positions: of each token in its prompt, from 0 on.
+        padding: the id of tokens that are not numbered.
+    """
+    counted = token_ids.ne(padding).long()
+    behind = counted.cumsum(0)
+    first = torch.arange(len(token_ids), device=token_ids.device) - positions
+    before = (behind - counted).index_select(0, first)
+    return (behind - before) * counted + padding
 
 
 def model_of(runner: Any, forward_stream: AbstractContextManager[object] | None) -> SglangModel:

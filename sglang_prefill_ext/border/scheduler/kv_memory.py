@@ -109,7 +109,8 @@ class SglangRoom:
         return None if slots is None else slots[:num_tokens].to(torch.int64)
 
     def give_back(self, slots: Tensor) -> None:
-        self._allocator.free(slots)
+        # `free` would look for the pages of these slots on the device, and wait for its forwards.
+        self._allocator.free_segment(slots, start_pos=0)
 
 
 def plain_pool(runner: Any, heads: HeadShape) -> SglangPool | None:

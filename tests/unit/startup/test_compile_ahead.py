@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -34,8 +35,16 @@ class Stage(IdleExecutor):
         self.longest_prompt = longest_prompt  # type: ignore[assignment]
         self.plans: list[ForwardPlan] = []
         super().__init__(self.plans.append)
+        self._is_eager = False
+
+    @contextmanager
+    def eagerly(self) -> Iterator[None]:
+        self._is_eager = True
+        yield
+        self._is_eager = False
 
     def launch(self, plan: ForwardPlan, held: Sequence[Any], stores: Sequence[Any]) -> Any:
+        assert self._is_eager, "a graph is captured from kernels that have been compiled"
         for slots, group in zip(held, plan.layout.groups, strict=True):
             assert (0 if slots is None else len(slots)) == group.held
         return super().launch(plan, held, stores)

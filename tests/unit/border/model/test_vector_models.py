@@ -1,43 +1,148 @@
-"""What SGLang's loops over an encoder's prompts read; on which stream widths are measured."""
+"""Prompts of an encoder are computed at once; on which stream widths are measured."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from sglang.srt.layers.pooler import CrossEncodingPooler, Pooler
+from sglang.srt.layers.pooler import CrossEncodingPooler, Pooler, PoolingType
+from sglang.srt.models.bert import BertPooler
+from sglang.srt.models.roberta import RobertaClassificationHead, RobertaEmbedding
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sglang_prefill_ext.border.model.vector_models import SglangEncoder, SglangVectorModel
 
 DEVICE = torch.device("meta")  # like a GPU: not the host, and its numbers cannot be read
 
+PADDING, TYPES, VOCABULARY, HIDDEN = 1, 2, 10, 4
+PROMPTS = [[5, PADDING, 7], [3], [PADDING, PADDING, 4, 9, 2]]
+"""Token ids, some of which are that of padding, which is not numbered."""
 
-@pytest.mark.parametrize("pooler", [CrossEncodingPooler, Pooler])
-def test_lengths_that_are_looped_over_are_on_the_host(pooler: type) -> None:
-    batch: Any = SimpleNamespace(
-        input_ids=torch.empty(5, dtype=torch.int64, device=DEVICE),
-        positions=torch.empty(5, dtype=torch.int64, device=DEVICE),
-        seq_lens=torch.empty(2, device=DEVICE),
-        extend_seq_lens=torch.empty(2, device=DEVICE),
-        extend_seq_lens_cpu=[2, 3],
+
+class Counted(TorchDispatchMode):
+    """Counts operations, and refuses to compare numbers: the host would wait for the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.operations += 1
+        if function is torch.ops.aten.equal.default:
+            assert not any(len(tensor) for tensor in args), "waits for the device"
+            return True
+        return function(*args, **(kwargs or {}))
+
+
+class Encoder(torch.nn.Module):
+    """An encoder of SGLang whose layers pass on what they get.
+
+    Args:
+        head: SGLang's class of heads before the classifier or in its place, or None for embeddings.
+    """
+
+    def __init__(self, head: type | None, classes: int, activation: str | None) -> None:
+        super().__init__()
+        config: Any = SimpleNamespace(hidden_size=HIDDEN, num_labels=classes)
+        config.sbert_ce_default_activation_function = activation
+        embeddings: Any = RobertaEmbedding.__new__(RobertaEmbedding)
+        torch.nn.Module.__init__(embeddings)
+        embeddings.padding_idx = PADDING
+        embeddings.word_embeddings = torch.nn.Embedding(VOCABULARY, HIDDEN)
+        embeddings.position_embeddings = torch.nn.Embedding(20, HIDDEN, padding_idx=PADDING)
+        embeddings.token_type_embeddings = torch.nn.Embedding(TYPES, HIDDEN)
+        embeddings.LayerNorm = torch.nn.LayerNorm(HIDDEN)
+        self.roberta = torch.nn.Module()
+        self.roberta.embeddings = embeddings
+        self.pooler: torch.nn.Module
+        if head is None:
+            self.pooler = Pooler(pooling_type=PoolingType.CLS, normalize=True)
+        elif head is RobertaClassificationHead:
+            self.pooler = CrossEncodingPooler(config, head(config))
+        else:
+            self.pooler = CrossEncodingPooler(
+                config, torch.nn.Linear(HIDDEN, classes), head(config)
+            )
+
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, batch: Any, *, get_embedding: bool
+    ) -> Any:
+        assert get_embedding
+        hidden = self.roberta.embeddings(token_ids, batch.seq_lens, positions, batch)
+        return self.pooler(hidden, batch)
+
+
+def batch_of(prompts: list[list[int]]) -> Any:
+    lens = torch.tensor([len(prompt) for prompt in prompts], dtype=torch.int32)
+    types = [VOCABULARY * (at % TYPES) for prompt in prompts for at, _ in enumerate(prompt)]
+    return SimpleNamespace(
+        input_ids=torch.tensor([*chain(*prompts)]) + torch.tensor(types),
+        positions=torch.cat([torch.arange(len(prompt)) for prompt in prompts]),
+        seq_lens=lens,
+        extend_seq_lens=lens,
+        dimensions=None,
     )
 
-    def forward(*_args: Any, **_options: Any) -> Any:
-        assert batch.seq_lens.tolist() == [2, 3]
-        if pooler is CrossEncodingPooler:
-            assert batch.extend_seq_lens.tolist() == [2, 3]
-        else:  # a product of tensors, which a copy would hold up
-            assert batch.extend_seq_lens.device == DEVICE
-        return SimpleNamespace(embeddings=torch.ones(2, 4))
 
-    model = object.__new__(SglangEncoder)
-    model.vocab_size = 10
-    model._model = SimpleNamespace(pooler=object.__new__(pooler), forward=forward)
-    assert model._run(batch, torch.tensor([0, 2])).shape == (2, 4)
+def packed(model: Encoder, batch: Any) -> tuple[Tensor, int]:
+    """Return what the prompts get, and how many operations that took."""
+    encoder: Any = object.__new__(SglangEncoder)
+    encoder.vocab_size, encoder._model = VOCABULARY, model
+    read_at = torch.empty(len(batch.extend_seq_lens))
+    with torch.inference_mode(), Counted() as counted:
+        vectors = encoder._run(batch, read_at)
+    return vectors, counted.operations
+
+
+@pytest.mark.parametrize(
+    ("head", "classes", "activation"),
+    [
+        (None, 0, None),
+        (RobertaClassificationHead, 1, None),
+        (RobertaClassificationHead, 1, "torch.nn.modules.activation.Sigmoid"),
+        (RobertaClassificationHead, 3, "torch.nn.modules.activation.Softmax"),
+        (BertPooler, 1, None),
+        (BertPooler, 3, None),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Implicit dimension choice")
+def test_prompts_of_an_encoder_are_not_looped_over(
+    head: type | None, classes: int, activation: str | None
+) -> None:
+    torch.manual_seed(0)
+    model = Encoder(head, classes, activation)
+    vectors, operations = packed(model, batch_of(PROMPTS))
+    batch = batch_of(PROMPTS)  # for SGLang's own loops
+    batch.token_type_ids = batch.input_ids // VOCABULARY
+    with torch.inference_mode():
+        token_ids = batch.input_ids % VOCABULARY
+        looped = model(token_ids, batch.positions, batch, get_embedding=True).embeddings
+    torch.testing.assert_close(vectors, looped.view(len(PROMPTS), -1))
+    assert packed(model, batch_of(PROMPTS * 3))[1] == operations
+    hooked = [each for each in model.modules() if each._forward_pre_hooks]
+    assert not hooked
+
+
+@pytest.mark.parametrize("pooler", [CrossEncodingPooler, Pooler])
+def test_lengths_on_the_device_are_not_read(pooler: type) -> None:
+    """A copy to the host, or a loop over numbers of the device, would hold up the forward."""
+    head = RobertaClassificationHead if pooler is CrossEncodingPooler else None
+    model = Encoder(head, 3, None).to(DEVICE)
+    assert type(model.pooler) is pooler
+    batch = batch_of(PROMPTS)
+    for name in ("input_ids", "positions", "seq_lens", "extend_seq_lens"):
+        setattr(batch, name, getattr(batch, name).to(DEVICE))
+    vectors, _ = packed(model, batch)
+    assert vectors.device == DEVICE
+    assert vectors.shape == (len(PROMPTS), 3 if head else HIDDEN)
 
 
 def test_the_input_of_the_measured_forward_is_made_on_its_stream(
