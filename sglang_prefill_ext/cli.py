@@ -75,7 +75,7 @@ def make_model_command(
     console = Console()
     with console.status(f"Making {preset} ...") as status:
         path = make_model(preset, directory, seed=seed, force=force, progress=status.update)
-    console.print(f"[green]{preset}[/] is in {path}")
+    console.print(f"[green]{preset}[/] is in {escape(str(path))}", soft_wrap=True)
 
 
 @app.command()

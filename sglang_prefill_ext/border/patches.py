@@ -182,7 +182,7 @@ def _broken(patch: Patch, aspect: Aspect, expected: str, found: str) -> Mismatch
 def _refuse(mismatches: Sequence[Mismatch]) -> None:
     """Raise if any mismatch is blocking; log the others."""
     if any(mismatch.blocking for mismatch in mismatches):
-        raise UnsupportedSGLangError("\n".join(str(mismatch) for mismatch in mismatches))
+        raise UnsupportedSGLangError(guard.told(mismatches))
     for mismatch in mismatches:
         logger.warning("%s", mismatch)
 

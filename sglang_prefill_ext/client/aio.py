@@ -57,6 +57,7 @@ class AsyncPrefillClient(
 
     async def close(self) -> None:
         """Close all connections."""
+        self._closed = True
         await self._carrier.close()
 
     async def __aenter__(self) -> AsyncPrefillClient:
@@ -68,6 +69,7 @@ class AsyncPrefillClient(
     async def _run(
         self, options: Options, plan: Callable[..., Plan[AnswerT]], *args: Any, **kwargs: Any
     ) -> AnswerT:
+        self._require_open()
         planned = plan(*args, max_items=self._max_items, **kwargs)
         deadline = Deadline(options.timeout_s)
         slots = asyncio.Semaphore(self._max_concurrency)

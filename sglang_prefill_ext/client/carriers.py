@@ -72,8 +72,8 @@ class GrpcCarrier:
         credentials: of TLS; None trusts the authorities that gRPC knows.
 
     Raises:
-        ConfigError: the address has a user name or a password, which gRPC would take for a part of
-            the host name.
+        ConfigError: the address names no host, or has a path; or it has a user name or a password,
+            which gRPC would take for a part of the host name.
     """
 
     def __init__(
@@ -88,6 +88,11 @@ class GrpcCarrier:
             raise ConfigError(
                 f"base_url: {exchange.without_secrets(base_url)} contains a name or password, "
                 "which gRPC cannot send. Leave them out, and give the token as api_key."
+            )
+        if exchange.address_of(base_url).raw_path.strip(b"/"):
+            raise ConfigError(
+                f"base_url: {base_url} has more than a host and a port, which gRPC cannot reach. "
+                "Leave the rest out."
             )
         self._metadata = tuple(exchange.authorization(api_key).items())
         tls, host = base_url.startswith(_TLS), address.rpartition(":")[0] or address

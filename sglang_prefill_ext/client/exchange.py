@@ -63,21 +63,37 @@ def settings(
     Raises:
         ConfigError: `base_url` is not the address of a server, or `api_key` cannot be sent.
     """
-    try:
-        url = httpx.URL(base_url)
-    except httpx.InvalidURL:
-        url = httpx.URL()
-    if url.scheme not in ("http", "https") or not url.host:
-        raise ConfigError(
-            f"base_url: {without_secrets(base_url)!r} is no address. Write e.g. {DEFAULT_URL}, or "
-            "grpc://127.0.0.1:50051 for gRPC front ends."
-        )
+    url = address_of(base_url)
+    if url.scheme not in ("http", "https"):
+        raise _no_address(base_url)
     headers = {"content-type": "application/json", **authorization(api_key)}
     # The caller limits its requests; waiting for a free connection would use up the timeout.
     limits = httpx.Limits(max_connections=None, keepalive_expiry=_KEEP_IDLE_S)
     if transport is None and not getproxies():  # httpx uses proxies only without a given transport
         transport = kind(limits=limits, socket_options=_KEEPALIVE)
     return {"base_url": url, "headers": headers, "limits": limits, "transport": transport}
+
+
+def address_of(base_url: str) -> httpx.URL:
+    """Return the parts of an address.
+
+    Raises:
+        ConfigError: it names no host.
+    """
+    try:
+        url = httpx.URL(base_url)
+    except httpx.InvalidURL as error:
+        raise _no_address(base_url) from error
+    if not url.host:
+        raise _no_address(base_url)
+    return url
+
+
+def _no_address(base_url: str) -> ConfigError:
+    return ConfigError(
+        f"base_url: {without_secrets(base_url)!r} is no address. Write e.g. {DEFAULT_URL}, or "
+        "grpc://127.0.0.1:50051 for gRPC front ends."
+    )
 
 
 def authorization(api_key: str | None) -> dict[str, str]:

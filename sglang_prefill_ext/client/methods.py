@@ -21,6 +21,7 @@ from sglang_prefill_ext.client.requests import (
     plan_embed,
     plan_score,
 )
+from sglang_prefill_ext.errors import ClientError
 
 ScoresT = TypeVar("ScoresT")
 VectorsT = TypeVar("VectorsT")
@@ -45,6 +46,7 @@ class Methods(ABC, Generic[ScoresT, VectorsT, TransportT]):
     ) -> None:
         self._max_items = exchange.positive("max_items_per_request", max_items_per_request)
         self._retries = retries
+        self._closed = False
         http, transport_kind, grpc_kind = self._kinds
         self._carrier: HttpCarrier | GrpcCarrier
         if base_url.startswith(exchange.GRPC_SCHEMES):
@@ -122,6 +124,11 @@ class Methods(ABC, Generic[ScoresT, VectorsT, TransportT]):
         """
         logits: VectorsT = self._run(options, plan_classify, prompts, adapter=adapter)
         return logits
+
+    def _require_open(self) -> None:
+        """Raises: ClientError: the client is closed."""
+        if self._closed:
+            raise ClientError("The client is closed. Make a new one, or close it later.")
 
     @abstractmethod
     def _run(

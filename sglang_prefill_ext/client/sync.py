@@ -42,6 +42,7 @@ class PrefillClient(Methods[Scores, NDArray[np.float32], httpx.BaseTransport]):
 
     def close(self) -> None:
         """Close all connections."""
+        self._closed = True
         self._carrier.close()
 
     def __enter__(self) -> PrefillClient:
@@ -53,6 +54,7 @@ class PrefillClient(Methods[Scores, NDArray[np.float32], httpx.BaseTransport]):
     def _run(
         self, options: Options, plan: Callable[..., Plan[AnswerT]], *args: Any, **kwargs: Any
     ) -> AnswerT:
+        self._require_open()
         planned = plan(*args, max_items=self._max_items, **kwargs)
         deadline = Deadline(options.timeout_s)
 

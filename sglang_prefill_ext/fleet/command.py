@@ -20,16 +20,18 @@ from sglang_prefill_ext.fleet.settings import (
     reserved_ports,
 )
 from sglang_prefill_ext.process.children import module_command
+from sglang_prefill_ext.process.shared_port import joined
 from sglang_prefill_ext.process.supervisor import supervise
 
 logger = logging.getLogger(__name__)
 
 _DEFAULTS = Settings()
+_ON_RAY = "Engines on Ray"
 
 
 def _ray(text: str, *, least: float | None = None) -> Any:
     """An option of engines on Ray."""
-    return typer.Option(help=text, min=least, rich_help_panel="Engines on Ray")
+    return typer.Option(help=text, min=least, rich_help_panel=_ON_RAY)
 
 
 def fleet(
@@ -114,6 +116,7 @@ def fleet(
     if bool(engines) == bool(model_path):
         raise ConfigError("Give either --engines, for running engines, or --model-path.")
     if engines:
+        _refuse_given(context)
         _over_running(settings, engines, processes, api_key, context.args)
         return
     on_ray = _on_ray()
@@ -131,6 +134,18 @@ def fleet(
     )
 
 
+def _refuse_given(context: typer.Context) -> None:
+    """Raises: ConfigError: an option of engines on Ray is given, which would have no effect."""
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        given = source is not None and source.name == "COMMANDLINE"
+        if given and getattr(option, "rich_help_panel", None) == _ON_RAY:
+            raise ConfigError(
+                f"{option.opts[0]}: it is about engines on Ray. Remove it, or give --model-path in "
+                "place of --engines."
+            )
+
+
 def _over_running(
     settings: Settings, engines: str, processes: int, api_key: str, others: Sequence[str]
 ) -> None:
@@ -144,9 +159,9 @@ def _over_running(
     ):
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = own
         os.environ[API_KEY_VARIABLE] = api_key
-        where = f"{settings.host}:{settings.port}"
+        where = joined(settings.host, settings.port)
         if settings.grpc_port is not None:
-            where += f", gRPC at {settings.host}:{settings.grpc_port}"
+            where += f", gRPC at {joined(settings.host, settings.grpc_port)}"
         logger.info("Listening at %s; routers: %d, engines: %d.", where, processes, len(urls))
         command = module_command("sglang_prefill_ext.fleet.server", settings.to_json())
         said = Engines(urls).to_line()

@@ -14,7 +14,7 @@ from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.grpc_frontend import transport
 from sglang_prefill_ext.grpc_frontend.settings import Compression, Settings, is_loopback
 from sglang_prefill_ext.process.children import module_command
-from sglang_prefill_ext.process.shared_port import reserved
+from sglang_prefill_ext.process.shared_port import joined, reserved
 from sglang_prefill_ext.process.supervisor import supervise
 
 logger = logging.getLogger(__name__)
@@ -109,6 +109,6 @@ def serve_grpc(
                 "something else encrypts the connection.",
                 host,
             )
-        logger.info("Listening at %s:%d; front ends: %d.", host, taken, processes)
+        logger.info("Listening at %s; front ends: %d.", joined(host, taken), processes)
         command = module_command("sglang_prefill_ext.grpc_frontend.servicer", settings.to_json())
         asyncio.run(supervise(command, processes, grace_s=grace_s))

@@ -13,6 +13,7 @@ import grpc
 
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.grpc_frontend.settings import Compression, Listening
+from sglang_prefill_ext.process.shared_port import joined
 
 ALGORITHMS = {
     Compression.NONE: grpc.Compression.NoCompression,
@@ -47,9 +48,8 @@ def server_options(settings: Listening) -> list[tuple[str, Any]]:
 
 
 def address_of(settings: Listening) -> str:
-    """Return where to listen; addresses with colons are put into brackets."""
-    host = settings.host
-    return f"{f'[{host}]' if ':' in host else host}:{settings.port}"
+    """Return where to listen."""
+    return joined(settings.host, settings.port)
 
 
 def credentials(settings: Listening) -> grpc.ServerCredentials | None:

@@ -145,9 +145,10 @@ def render(report: Report, console: Console, *, everything: bool = False) -> Non
     _render_entries("patch", "kind", report.patches, console, everything)
     _render_entries("used, not changed", "used by", report.uses, console, everything)
     _render_entries("attention library", "used by", report.libraries, console, everything)
-    for mismatch in report.mismatches:
+    if report.mismatches:
         # Never wrapped or shortened: these lines are searched for and pasted into reports.
-        console.print(str(mismatch), markup=False, highlight=False, soft_wrap=True)
+        said = guard.told(report.mismatches)
+        console.print(said, markup=False, highlight=False, soft_wrap=True)
     outcome = "would start" if report.ok else "would refuse to start"
     console.print(
         f"A server with --enable-prefill-only {outcome} on this SGLang.",

@@ -28,6 +28,7 @@ OTHER_RELEASE = (
 )
 _REINSTALL = "reinstall sglang-prefill-ext; its own code cannot be loaded"
 _LIBRARY = "leave --prefill-only-attention at auto, fused or merge, which need no library"
+_CANNOT_IMPORT = "correct this first; SGLang itself cannot be imported"
 _LOOK = "nothing to do now; compare the two bodies before renewing the lock"
 
 
@@ -70,7 +71,7 @@ def check_use(use: Use) -> list[Mismatch]:
     try:
         found = source.find(use.target)
     except Exception as error:
-        return [_differs(use, Aspect.TARGET, f"{use.target} can be imported", _told(error))]
+        return [_cannot_import(use, Aspect.TARGET, use.target, error)]
     if use.kind is UseKind.CLASS and isinstance(found, type):
         if missing := source.missing_members(found, use.members):
             lacks = "lacks " + ", ".join(missing)
@@ -115,6 +116,19 @@ def check_all(patches: Iterable[Patch], uses: Iterable[Use]) -> list[Mismatch]:
     return [*changed, *(mismatch for use in uses for mismatch in check_use(use))]
 
 
+def told(mismatches: Iterable[Mismatch]) -> str:
+    """Return what an operator reads; an error of the machine is told once for all it concerns."""
+    alike: dict[tuple[str, ...], list[Mismatch]] = {}
+    for each in mismatches:
+        failed = each.remedy == _CANNOT_IMPORT
+        key = (each.found,) if failed else (each.id, each.target, each.aspect)
+        alike.setdefault(key, []).append(each)
+    more = "\n    and {} others, for the same reason"
+    return "\n".join(
+        f"{same[0]}{more.format(len(same) - 1) if len(same) > 1 else ''}" for same in alike.values()
+    )
+
+
 def load_owner(patch: Patch) -> type | ModuleType:
     """Import and return the class or module that a patch changes.
 
@@ -132,8 +146,8 @@ def _check_target(patch: Patch) -> Iterator[Mismatch]:
     try:
         owner = load_owner(patch)
     except Exception as error:
-        # Importing SGLang can raise anything; every error is the same mismatch.
-        yield _differs(patch, Aspect.TARGET, f"{patch.owner} can be imported", _told(error))
+        # Importing SGLang can raise anything.
+        yield _cannot_import(patch, Aspect.TARGET, patch.owner, error)
         return
     if patch.attribute not in vars(owner):
         inherited = hasattr(owner, patch.attribute)
@@ -163,18 +177,21 @@ def _check_hook(patch: Patch) -> Iterator[Mismatch]:
     try:
         hook = pkgutil.resolve_name(patch.hook)
     except Exception as error:
-        # A hook's module imports SGLang too, so the missing name may be SGLang's or ours.
-        ours = (getattr(error, "name", None) or "").partition(".")[0] == "sglang_prefill_ext"
-        remedy = _REINSTALL if ours else OTHER_RELEASE
-        yield _differs(patch, Aspect.HOOK, f"{patch.hook} can be imported", _told(error), remedy)
+        yield _cannot_import(patch, Aspect.HOOK, patch.hook, error)
         return
     if not callable(hook):
         found = type(hook).__name__
         yield _differs(patch, Aspect.HOOK, f"{patch.hook} is callable", found, _REINSTALL)
 
 
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+def _cannot_import(checked: Patch | Use, aspect: Aspect, name: str, error: Exception) -> Mismatch:
+    # A hook's module imports SGLang too, so the missing name may be SGLang's or ours.
+    ours = (getattr(error, "name", None) or "").partition(".")[0] == "sglang_prefill_ext"
+    remedy = _REINSTALL if ours else OTHER_RELEASE
+    if isinstance(error, OSError):  # of the machine, such as a home that cannot be written
+        remedy = _CANNOT_IMPORT
+    found = f"{type(error).__name__}: {error}"
+    return _differs(checked, aspect, f"{name} can be imported", found, remedy)
 
 
 def _differs(

@@ -9,6 +9,11 @@ from contextlib import contextmanager
 from sglang_prefill_ext.errors import ConfigError
 
 
+def joined(host: str, port: int) -> str:
+    """Return an address as one text; hosts with colons (IPv6) are put into brackets."""
+    return f"{f'[{host}]' if ':' in host else host}:{port}"
+
+
 @contextmanager
 def reserved(host: str, port: int) -> Iterator[int]:
     """Reserve a port for processes that share it; for port 0, a free one.

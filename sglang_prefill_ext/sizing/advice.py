@@ -40,7 +40,7 @@ def advice(found: Sequence[Forecast], load: Load) -> str:
         return f"Take {best.parallelism}: no other division serves {load.rate:g} requests/s."
     return (
         f"Take {best.parallelism}: {best.latency_s * 1e3:.1f} ms a request; {second.parallelism} "
-        f"takes {second.latency_s * 1e3:.1f}, {_why(best, second, load)}."
+        f"takes {second.latency_s * 1e3:.1f}, {_why(best, second)}."
     )
 
 
@@ -50,8 +50,10 @@ def _most(found: Sequence[Forecast]) -> Forecast:
     )
 
 
-def _why(best: Forecast, second: Forecast, load: Load) -> str:
-    if load.rate is not None or load.clients > 1:
+def _why(best: Forecast, second: Forecast) -> str:
+    """What makes up most of the difference: waiting for others, or the request itself."""
+    longer_wait_s = _waits_s(second) - _waits_s(best)
+    if longer_wait_s > second.idle_s - best.idle_s:
         return (
             f"as it serves up to {second.most_requests_per_s:.1f} requests/s, "
             f"not {best.most_requests_per_s:.1f}"
@@ -61,3 +63,7 @@ def _why(best: Forecast, second: Forecast, load: Load) -> str:
     needs |= {"arithmetic": computing, "memory": computing}
     name = max(spent, key=lambda each: spent[each] - needs.get(each, 0.0))
     return f"of which {spent[name] * 1e3:.1f} for {name}"
+
+
+def _waits_s(forecast: Forecast) -> float:
+    return forecast.latency_s - forecast.idle_s

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from sglang_prefill_ext import __version__, cli
+from sglang_prefill_ext import __version__, cli, modelmaker
 from sglang_prefill_ext.errors import ConfigError
 
 FACTS = {
@@ -46,6 +46,15 @@ def test_an_explanation_becomes_a_table(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_the_version_is_shown() -> None:
     run = CliRunner().invoke(cli.app, ["--version"])
     assert (run.exit_code, run.output) == (0, f"sglang-prefill-ext {__version__}\n")
+
+
+def test_the_path_of_a_new_model_is_one_line_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "[red]" / "-".join(["long"] * 40)
+    monkeypatch.setattr(modelmaker, "make_model", lambda *_, **__: path)
+    run = CliRunner().invoke(cli.app, ["make-model", "micro", str(path)])
+    assert run.output.strip() == f"micro is in {path}"
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from sglang.srt.entrypoints.openai.serving_rerank import (
 )
 from sglang.srt.managers.io_struct import GenerateReqInput
 
+from sglang_prefill_ext.border.tokenizer_manager.call_context import call_with, counted
 from sglang_prefill_ext.border.tokenizer_manager.server import PrefillServer, server_of
-from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.frontend.options import headers_of, opted_out
 from sglang_prefill_ext.frontend.score.rerank import check_documents, render, rerank_prompts
 
@@ -42,7 +42,7 @@ async def rerank_texts(
         )
     try:
         asked = request.query, request.documents, request.instruct
-        check_documents(*asked, server.path.config)
+        _check(server, raw_request, *asked)
         prompts = rerank_prompts(_compiled(chat_template), *asked)
         result = await manager.score_prompts(
             prompts,
@@ -72,7 +72,10 @@ async def rerank_contents(
     if server is None:
         return await original(serving, request, raw_request, chat_template)
     try:
-        asked = _asked_of_all(serving, request, chat_template, server.path.config)
+        # Before anything is made of them; SGLang's own function, as contents may be in parts.
+        query_text = _extract_text_from_content(request.query)
+        _check(server, raw_request, query_text, request.documents, request.instruct)
+        asked = _asked_of_all(serving, request, chat_template)
         answers = await anext(aiter(manager.generate_request(asked, raw_request)))
         scores = [serving._extract_score_from_logprobs(answer) for answer in answers]
         return serving._build_rerank_response(scores, request)
@@ -80,17 +83,20 @@ async def rerank_contents(
         return serving.create_error_response(str(error))
 
 
-def _asked_of_all(
-    serving: Any, request: Any, chat_template: str, config: PrefillOnlyConfig
-) -> GenerateReqInput:
-    """Return one request with the prompts of all documents.
+def _check(
+    server: PrefillServer, raw_request: Any, query: str, documents: Any, instruct: str | None
+) -> None:
+    """Refuse a call, which is counted.
 
     Raises:
         RequestError: there are too many documents, or the query is too long for so many.
     """
-    # Before anything is made of them; SGLang's own function, as contents may be in parts.
-    query_text = _extract_text_from_content(request.query)
-    check_documents(query_text, request.documents, request.instruct, config)
+    with counted(server.path.metrics, call_with(raw_request)):
+        check_documents(query, documents, instruct, server.path.config)
+
+
+def _asked_of_all(serving: Any, request: Any, chat_template: str) -> GenerateReqInput:
+    """Return one request with the prompts of all documents."""
     contents = [
         serving._build_vl_reranker_content(query=request.query, document=document)
         for document in request.documents

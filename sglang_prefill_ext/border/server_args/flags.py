@@ -13,6 +13,7 @@ from sglang.srt.runtime_context import attn_dp_enabled_of
 from sglang.srt.server_args import ServerArgs
 
 from sglang_prefill_ext.attach.address import ENGINE_FLAG, checked_path, claim
+from sglang_prefill_ext.attach.carrier import FACTS_PATH
 from sglang_prefill_ext.border import activation
 from sglang_prefill_ext.border.dp_controller.several_schedulers import ask_for_replicas
 from sglang_prefill_ext.config import ENABLE_FIELD, PrefillOnlyConfig, config_from_mapping
@@ -113,7 +114,14 @@ def _attach(server_args: Any, values: dict[str, Any]) -> None:
         ask_for_replicas(server_args, config)
     except ConfigError as error:
         raise SystemExit(str(error)) from error
+    _keep_out_of_access_log(server_args, FACTS_PATH)
     activation.attach(server_args, config)
+
+
+def _keep_out_of_access_log(server_args: Any, path: str) -> None:
+    """Leave out a path that every router process of a fleet asks each second."""
+    left_out = server_args.uvicorn_access_log_exclude_prefixes
+    server_args.uvicorn_access_log_exclude_prefixes = list(dict.fromkeys([*left_out, path]))
 
 
 def _conflicts(args: Any, config: PrefillOnlyConfig) -> Any:

@@ -61,12 +61,13 @@ def _takes_over(manager: Any, tokenized_obj: Any) -> bool:
     if not is_generation or not is_decision(tokenized_obj):
         return False
     try:
-        context.raise_if_opted_out()
-        call = _call_of(manager, server.tokens, tokenized_obj)
+        with counted(server.path.metrics, context):
+            context.raise_if_opted_out()
+            call = _call_of(manager, server.tokens, tokenized_obj)
+            options = context.options()
     except StockPathTaken as taken:
         server.path.metrics.record_fallback(taken.reason)
         return False
-    options = context.options()
     tokenized_obj.time_stats.set_api_server_dispatch_time()
     manager._mark_state_dispatched(tokenized_obj.rid)
     state = manager.rid_to_state.get(tokenized_obj.rid)

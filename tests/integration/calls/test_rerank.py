@@ -234,7 +234,9 @@ def test_fuzzed_calls_are_answered_as_by_stock(client: Client) -> None:
 
 def test_too_many_documents_are_refused(client: Client) -> None:
     limit = client.status()["config"]["max_items"]
-    refused = client.post(PATH, {"query": QUERY, "documents": ["a"] * (limit + 1)})
+    with client.counting() as moved:
+        refused = client.post(PATH, {"query": QUERY, "documents": ["a"] * (limit + 1)})
+    assert +moved == {"frontend.requests.refused": 1}
     assert refused.status_code == refused.json()["code"] == 400
     assert f"{limit + 1} documents exceed the limit of {limit}" in refused.json()["message"]
 

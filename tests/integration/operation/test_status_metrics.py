@@ -147,6 +147,22 @@ def test_refusals_are_counted(client: Client, stock: bool) -> None:
     assert +moved == {"frontend.requests.refused": 1}
 
 
+@pytest.mark.parametrize("header", ["x-prefill-only", "x-prefill-only-timeout-ms"])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/generate", {"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 1}}),
+        ("/v1/completions", {"model": "m", "prompt": [5, 6], "max_tokens": 1}),
+    ],
+)
+def test_wrong_headers_of_generations_are_counted(
+    client: Client, path: str, body: Json, header: str
+) -> None:
+    with client.counting() as moved:
+        assert client.http.post(path, json=body, headers={header: "maybe"}).status_code == 400
+    assert +moved == {"frontend.requests.refused": 1}
+
+
 def test_other_routes_count_nothing(client: Client) -> None:
     with client.counting() as moved:
         client.generate([5, 6], 3)

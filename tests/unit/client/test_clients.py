@@ -322,12 +322,31 @@ def test_what_cannot_be_read_names_no_password(ask: Ask, stand_in: StandIn) -> N
 
 
 @pytest.mark.parametrize(
-    "url", ["me:secret@localhost:30000", "ftp://me:secret@x", "http://me:secret@x:p"]
+    "url",
+    [
+        "me:secret@localhost:30000",
+        "ftp://me:secret@x",
+        "http://me:secret@x:p",
+        "grpc://",
+        "grpc://:1",
+    ],
 )
 def test_wrong_addresses_are_told_without_a_password(ask: Ask, url: str) -> None:
     with pytest.raises(ConfigError, match="is no address") as raised:
         ask(url, "embed", ["a"])
     assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("url", ["http://x", "grpc://x:1"])
+async def test_a_closed_client_says_so(url: str) -> None:
+    async with AsyncPrefillClient(url) as aio:
+        pass
+    with pytest.raises(ClientError, match="The client is closed"):
+        await aio.embed(["a"])
+    with PrefillClient(url) as client:
+        pass
+    with pytest.raises(ClientError, match="The client is closed"):
+        client.embed(["a"])
 
 
 @pytest.mark.parametrize("key", ["secret\n", "gehéim"])

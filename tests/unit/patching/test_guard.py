@@ -108,6 +108,23 @@ def test_a_hook_that_cannot_be_used(upstream: ModuleType, hook: str, remedy: str
     assert remedy in mismatch.remedy
 
 
+def test_an_error_of_the_machine_is_told_once_and_is_no_other_release(
+    upstream: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise FileNotFoundError(2, "No such file or directory", "/no/home")
+
+    monkeypatch.setattr(guard.importlib, "import_module", fail)
+    monkeypatch.setattr(guard.pkgutil, "resolve_name", fail)
+    monkeypatch.setattr(guard.source, "find", fail)
+    found = guard.check_all([step_patch(), step_patch(id="P91")], [wait_use(), scheduler_use()])
+    assert len(found) == 6
+    said = guard.told([*found, *guard.check_version("1.0")])
+    assert said.count("'/no/home'") == 1
+    assert "SGLang itself cannot be imported\n    and 5 others, for the same reason\n" in said
+    assert said.count("install a supported release") == 1, "that of the version"
+
+
 def test_a_target_wrapped_by_someone_else_is_still_read(
     upstream: ModuleType, registry: Any
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sglang_prefill_ext.errors import ConfigError
-from sglang_prefill_ext.process.shared_port import bound, reserved
+from sglang_prefill_ext.process.shared_port import bound, joined, reserved
 
 
 def test_a_port_is_kept_for_those_that_share_it() -> None:
@@ -26,3 +26,8 @@ def test_an_address_that_is_none_is_refused() -> None:
         reserved("192.0.2.1", 0),
     ):
         pass
+
+
+def test_an_ipv6_address_is_told_from_its_port() -> None:
+    assert joined("::1", 80) == "[::1]:80"
+    assert joined("a.example", 80) == "a.example:80"

@@ -8,11 +8,16 @@ import pytest
 from sglang_prefill_ext.border.http_server import rerank_hooks
 from sglang_prefill_ext.border.http_server.rerank_hooks import rerank_contents, rerank_texts
 from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.metrics import FrontendMetrics
 
 TEMPLATE = "{{ instruct | default('none') }}|{{ messages[0].content }}|{{ messages[1].content }}"
 REQUEST = SimpleNamespace(query="q", documents=["a", "b"], instruct=None)
 PLAIN: Any = SimpleNamespace(headers={})
-ON = SimpleNamespace(path=SimpleNamespace(config=PrefillOnlyConfig()))
+
+
+def packing(config: PrefillOnlyConfig) -> Any:
+    """Takes the place of the `PrefillServer`."""
+    return SimpleNamespace(path=SimpleNamespace(config=config, metrics=FrontendMetrics()))
 
 
 class StubServing:
@@ -24,7 +29,7 @@ class StubServing:
     def __init__(self) -> None:
         self.asked: list[list[str]] = []
         self.tokenizer_manager = SimpleNamespace(
-            _prefill_only=ON,
+            _prefill_only=packing(PrefillOnlyConfig()),
             model_config=SimpleNamespace(is_generation=True),
             score_prompts=self.score_prompts,
         )
@@ -66,9 +71,10 @@ async def test_a_template_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(made) == 2
 
 
-async def answer_contents(documents: list[Any], template: str, config: PrefillOnlyConfig) -> Any:
-    serving: Any = StubServing()
-    serving.tokenizer_manager._prefill_only = SimpleNamespace(path=SimpleNamespace(config=config))
+async def answer_contents(
+    serving: Any, documents: list[Any], template: str, config: PrefillOnlyConfig
+) -> Any:
+    serving.tokenizer_manager._prefill_only = packing(config)
     serving._build_vl_reranker_content = lambda query, document: (
         [{"type": "text", "text": query}],
         [{"type": "text", "text": document}],
@@ -84,17 +90,20 @@ async def _never(*_: Any, **__: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("documents", "template", "error"),
+    ("documents", "template", "error", "refused"),
     [
-        (["a"], "{{ missing.attribute }}", "error: 'missing' is undefined"),
-        (["a"] * 3, "{{ query }}", "error: documents: 3 documents exceed the limit of 2."),
+        (["a"], "{{ missing.attribute }}", "error: 'missing' is undefined", 0),
+        (["a"] * 3, "{{ query }}", "error: documents: 3 documents exceed the limit of 2.", 1),
     ],
 )
 async def test_wrong_calls_of_a_reranker_that_reads_images_are_answered(
-    documents: list[str], template: str, error: str
+    documents: list[str], template: str, error: str, refused: int
 ) -> None:
-    found = await answer_contents(documents, template, PrefillOnlyConfig(max_items=2))
+    serving: Any = StubServing()
+    found = await answer_contents(serving, documents, template, PrefillOnlyConfig(max_items=2))
     assert found.startswith(error)
+    counters = serving.tokenizer_manager._prefill_only.path.metrics.as_dict()
+    assert counters["requests"].get("refused", 0) == refused
 
 
 @pytest.mark.parametrize("without", ["packing", "generation", "consent"])
