@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sglang_prefill_ext.attention.way import kernel_way
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.layout.kernel_plan import DIVIDED_PREFIX_TOKENS, plan_tiles
-from sglang_prefill_ext.layout.recurrence_plan import RecurrencePlan
+from sglang_prefill_ext.layout.recurrence_plan import Recurrence, RecurrencePlan
 from sglang_prefill_ext.layout.tokens import ForwardLayout
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
@@ -178,7 +178,7 @@ def test_every_form_of_the_kernels_of_recurrent_layers_is_tried(most_tokens: int
     forms = set()
     for plan in stage.plans:
         chunk_alone = 0 if not plan.num_rows else None
-        for each in RecurrencePlan(plan.layout, width=4, stored=chunk_alone).passes:
+        for each in RecurrencePlan(plan.layout, Recurrence(4), chunk_alone).passes:
             for part in each.parts:
                 chunks = len(part.chunks())
                 forms.add((part.keep, (chunks > 32) + (chunks > 128)))
