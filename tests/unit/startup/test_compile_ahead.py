@@ -183,4 +183,6 @@ def test_every_form_of_the_kernels_of_recurrent_layers_is_tried(most_tokens: int
                 chunks = len(part.chunks())
                 forms.add((part.keep, (chunks > 32) + (chunks > 128)))
     assert forms == {(keep, size) for keep in (True, False) for size in range(3)}
-    assert any(RecurrencePlan(plan.layout, width=4).order() is not None for plan in stage.plans)
+    assert any(
+        RecurrencePlan(plan.layout, Recurrence(4)).order() is not None for plan in stage.plans
+    )
