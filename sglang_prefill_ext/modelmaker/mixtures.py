@@ -149,9 +149,10 @@ MIXTURES: Mapping[str, Family] = {
         logit_scale=0.8,
     ),
     "mellum": family("mellum", **_NARROW_TWO_OF_FOUR, **SLIDING, **_DENSE_THEN_SPARSE),
-    # Gated attention, and a shared expert.
+    # Gated attention, of which the layers have as many heads as they like, and a shared expert.
     "laguna": family(
         "laguna",
+        num_attention_heads_per_layer=[8, 4],
         **_NARROW_TWO_OF_FOUR,
         **SLIDING,
         **_DENSE_THEN_SPARSE,

@@ -103,8 +103,6 @@ def _attention_reasons(model: Any) -> Iterator[StockReason]:
     layers, encoder = attention_layers(model), type(model).__name__ in ENCODER_ARCHITECTURES
     if not layers:
         yield StockReason.NO_ATTENTION_LAYERS
-    if len({head_shape(layer) for layer in layers}) > 1:
-        yield StockReason.UNEVEN_HEADS
     for layer in layers:
         if layer.logit_cap and layer.logit_capping_method != "tanh":
             yield StockReason.LOGIT_SOFT_CAP

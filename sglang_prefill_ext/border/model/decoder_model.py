@@ -158,12 +158,13 @@ class SglangModel:
         self._forward_stream = forward_stream
         self.device = torch.device(runner.device)
         self.dtype: torch.dtype = runner.dtype
-        self.heads = head_shape(last)
+        heads = {layer.layer_id: head_shape(layer) for layer in layers}
+        self.heads = tuple(dict.fromkeys(heads.values()))
         recurrent = recurrent_layers(runner.model)
         self.conv_width = max((layer.conv_weights.shape[1] for layer in recurrent), default=0)
         states = sum(state_bytes(layer, self.dtype) for layer in recurrent)
-        own = OwnPool(self.heads, len(layers), self.dtype, self.device, states)
-        self.pool: KVPool = plain_pool(runner, self.heads) or own
+        own = OwnPool(heads, self.dtype, self.device, states)
+        self.pool: KVPool = plain_pool(runner, heads[last.layer_id]) or own
         self.vocab_size: int = runner.model_config.vocab_size
         self.longest_prompt: int | None = runner.model_config.context_len
         self.vector_width = self.state_width = 0

@@ -106,7 +106,6 @@ UNSUPPORTED_LAYERS = {
     "logit_soft_cap": {"logit_cap": 50.0, "logit_capping_method": "other"},
     "cross_attention": {"attn_type": AttentionType.ENCODER_ONLY},
     "attention_variant": {"use_irope": True},
-    "uneven_heads": {"tp_k_head_num": 1},
 }
 
 
