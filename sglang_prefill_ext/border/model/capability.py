@@ -117,7 +117,8 @@ def _attention_reasons(model: Any) -> Iterator[StockReason]:
 
 def text_part(model: Any) -> Any:
     """Return the part of a loaded model that reads text, and has the output head."""
-    return getattr(model, "language_model", model)
+    part = getattr(model, "language_model", model)
+    return part if hasattr(part, "model") else model  # Gemma 4 has the head on the whole model
 
 
 def attention_layers(model: Any) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -24,6 +25,10 @@ from sglang_prefill_ext.border.model.capability import (
 )
 from sglang_prefill_ext.border.model.delta_rule import state_bytes
 from sglang_prefill_ext.border.model.expert_settings import expert_settings
+from sglang_prefill_ext.border.model.layer_embeddings import (
+    embeddings_of_layers,
+    look_media_up_as_padding,
+)
 from sglang_prefill_ext.border.model.model_classes import POSITIONS_FROM_1, RESIDUAL_ON_BATCH
 from sglang_prefill_ext.border.model.packed_batch import (
     Adapters,
@@ -33,6 +38,7 @@ from sglang_prefill_ext.border.model.packed_batch import (
 )
 from sglang_prefill_ext.border.model.sampler import SglangSampler
 from sglang_prefill_ext.border.scheduler.kv_memory import plain_pool
+from sglang_prefill_ext.errors import PackedForwardError
 from sglang_prefill_ext.forward.device import in_order
 from sglang_prefill_ext.forward.kv_pool import KVPool, OwnPool
 from sglang_prefill_ext.forward.model import Attend, Overrides, Recur
@@ -147,9 +153,14 @@ class SglangModel:
         self._model = text_part(runner.model)
         layers = attention_layers(runner.model)
         last = max(layers, key=lambda layer: layer.layer_id)
-        shortens = type(runner.model).__name__ in RESIDUAL_ON_BATCH
+        numbers = Counter(layer.layer_id for layer in layers)
+        shared = {number for number, count in numbers.items() if count > 1}
+        self._looks_up_again = embeddings_of_layers(runner.model) is not None
+        if self._looks_up_again:
+            look_media_up_as_padding(runner.model)
+        shortens = type(runner.model).__name__ in RESIDUAL_ON_BATCH and not self._looks_up_again
         self.last_layer: int | None = last.layer_id if shortens else None
-        backend = PackedAttentionBackend(runner.attn_backend, self.last_layer)
+        backend = PackedAttentionBackend(runner.attn_backend, self.last_layer, shared)
         # SGLang's prefixes in the cache have it, too.
         self._first_position = int(type(runner.model).__name__ in POSITIONS_FROM_1)
         self._adapters = Adapters(runner.lora_manager)
@@ -226,6 +237,11 @@ class SglangModel:
     @contextmanager
     def _overridden(self, overrides: Overrides) -> Iterator[None]:
         """Replace embeddings of tokens by a hook, as not all models take embeddings as argument."""
+        if self._looks_up_again:
+            raise PackedForwardError(
+                "Embeddings in the place of tokens are not possible with this model, whose layers "
+                "look the tokens up, too; leave them out"
+            )
 
         def replace(_module: object, _inputs: object, embeds: Tensor) -> None:
             rows = embeds.view(-1, embeds.shape[-1])  # the Transformers backend has a batch of one
