@@ -149,7 +149,7 @@ MIXTURES: Mapping[str, Family] = {
         logit_scale=0.8,
     ),
     "mellum": family("mellum", **_NARROW_TWO_OF_FOUR, **SLIDING, **_DENSE_THEN_SPARSE),
-    # Gated attention, of which the layers have as many heads as they like, and a shared expert.
+    # Layers of gated attention with different numbers of heads, and a shared expert.
     "laguna": family(
         "laguna",
         num_attention_heads_per_layer=[8, 4],
