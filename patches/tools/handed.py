@@ -27,6 +27,7 @@ _MODELS = _sglang(
     falcon_h1.FalconH1Model
     gemma2.Gemma2Model
     gemma3_causal.Gemma3TextModel
+    gemma4_causal.Gemma4TextModel
     glm4.Glm4Model
     glm4_moe.Glm4MoeModel
     glm4_moe_lite.Glm4MoeLiteModel
@@ -54,6 +55,7 @@ _MODELS = _sglang(
     stablelm.StableLMEpochModel
     starcoder2.Starcoder2Model
     gemma3_mm.Gemma3ForConditionalGeneration
+    gemma4_mm.Gemma4ForConditionalGeneration
     qwen3_5.Qwen3_5ForConditionalGeneration
     glm4v.Glm4vForConditionalGeneration
     glm4v_moe.Glm4vMoeForConditionalGeneration

@@ -9,6 +9,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from sglang_prefill_ext.attention.way import HeadShape
 from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.layout.tokens import ForwardLayout
 
@@ -90,6 +91,11 @@ class LayerInputs:
     scale: float
     variant: AttentionVariant = PLAIN
     latents: Latents | None = None
+
+    @property
+    def heads(self) -> HeadShape:
+        """The shape of the layer's heads."""
+        return HeadShape(self.q.shape[1], self.k.shape[1], self.q.shape[2], self.v.shape[2])
 
 
 Held: TypeAlias = Sequence[HeldKV | None]

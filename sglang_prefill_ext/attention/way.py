@@ -16,7 +16,7 @@ tile sizes; `make bench-gpu` prints the times that decide it."""
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """Heads of every layer on this rank."""
+    """Heads of a layer on this rank."""
 
     num_heads: int
     num_key_heads: int

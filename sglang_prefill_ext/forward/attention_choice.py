@@ -8,6 +8,7 @@ from collections.abc import Callable
 from sglang_prefill_ext.attention.kernels import kernel_obstacle
 from sglang_prefill_ext.attention.prefix_libraries import LIBRARIES, library_obstacle
 from sglang_prefill_ext.attention.probe import wrong_kernel, wrong_library
+from sglang_prefill_ext.attention.way import HeadShape
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.forward.model import Model
@@ -29,8 +30,8 @@ def resolve_attention(asked: AttentionWay, model: Model) -> AttentionWay:
     on_cpu = asked is AttentionWay.AUTO and model.device.type == "cpu"
     if asked is AttentionWay.TORCH or on_cpu:
         return AttentionWay.TORCH
-    kind = (model.heads, model.dtype, model.device)
-    obstacle = kernel_obstacle(*kind) or wrong_kernel(*kind, causal=model.causal)
+    found = (_kernel_obstacle(heads, model) for heads in model.heads)
+    obstacle = next(filter(None, found), "")
     if not obstacle:
         return _with_right_library(asked, model)
     if asked is AttentionWay.AUTO:
@@ -57,11 +58,17 @@ def way_of_all_ranks(own: AttentionWay, agree: Callable[[list[int]], list[int]])
     return AttentionWay.TORCH
 
 
+def _kernel_obstacle(heads: HeadShape, model: Model) -> str:
+    kind = (heads, model.dtype, model.device)
+    return kernel_obstacle(*kind) or wrong_kernel(*kind, causal=model.causal)
+
+
 def _with_right_library(asked: AttentionWay, model: Model) -> AttentionWay:
     if asked not in LIBRARIES:
         return asked
-    obstacle = library_obstacle(model.dtype, model.device)
-    obstacle = obstacle or wrong_library(asked, model.heads, model.dtype, model.device)
+    kind = (model.dtype, model.device)
+    wrong = (wrong_library(asked, heads, *kind) for heads in model.heads)
+    obstacle = library_obstacle(*kind) or next(filter(None, wrong), "")
     if not obstacle:
         return asked
     logger.error("--prefill-only-attention %s falls back to merge: %s", asked, obstacle)

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sglang_prefill_ext.attention.dense import DenseAttention
-from sglang_prefill_ext.attention.kernels import KernelAttention, multiprocessors
+from sglang_prefill_ext.attention.kernels import multiprocessors
+from sglang_prefill_ext.attention.kernels_by_heads import kernel_attention
 from sglang_prefill_ext.attention.way import kernel_way
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.forward.graphs.plan import GraphUse
@@ -221,7 +222,7 @@ class PackedExecutor:
         if self._way is AttentionWay.TORCH:
             return DenseAttention(layout, model.device)
         way = kernel_way(self._way, layout)
-        return KernelAttention(
+        return kernel_attention(
             *(layout, way, model.heads, model.dtype, model.device),
             processors=multiprocessors(model.device),
         )

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -71,8 +72,8 @@ class OwnPool:
     layers, so that packed forwards cannot write to it; and if the model has recurrent layers.
 
     Args:
-        heads, dtype: of keys and values, in every layer.
-        num_layers: of attention.
+        heads: of every layer of attention, by its number.
+        dtype: of keys and values.
         state_bytes: what recurrent layers carry behind a prefix.
     """
 
@@ -80,8 +81,7 @@ class OwnPool:
 
     def __init__(
         self,
-        heads: HeadShape,
-        num_layers: int,
+        heads: Mapping[int, HeadShape],
         dtype: torch.dtype,
         device: torch.device,
         state_bytes: int = 0,
@@ -90,9 +90,12 @@ class OwnPool:
         """Tokens; 0 before `set_aside`."""
         self.states: HeldStates = {}
         self._state_bytes = state_bytes
-        numbers = num_layers * heads.num_key_heads * (heads.head_dim + heads.value_dim)
+        self._shapes = {
+            layer: [(own.num_key_heads, dim) for dim in (own.head_dim, own.value_dim)]
+            for layer, own in heads.items()
+        }
+        numbers = sum(count * dim for shapes in self._shapes.values() for count, dim in shapes)
         self.bytes_per_token = numbers * dtype.itemsize
-        self._shapes = [(heads.num_key_heads, dim) for dim in (heads.head_dim, heads.value_dim)]
         self._dtype, self._device = dtype, device
         self._layers: dict[int, HeldKV] = {}
         self._taken = 0
@@ -124,7 +127,7 @@ class OwnPool:
         if layer not in self._layers:
             keys, values = (
                 torch.empty((self._taken, *shape), dtype=self._dtype, device=self._device)
-                for shape in self._shapes
+                for shape in self._shapes[layer]
             )
             self._layers[layer] = keys, values
         return self._layers[layer]

@@ -61,7 +61,8 @@ class Model(Protocol):
     device: torch.device
     dtype: torch.dtype
     """Of queries, keys and values."""
-    heads: HeadShape
+    heads: tuple[HeadShape, ...]
+    """The shapes of the layers' heads, each once."""
     causal: bool
     """Whether a token sees those before it only; in an encoder it sees its whole prompt."""
     longest_prompt: int | None

@@ -7,6 +7,10 @@ from typing import Any
 from transformers import (
     Gemma3ImageProcessor,
     Gemma3Processor,
+    Gemma4AudioFeatureExtractor,
+    Gemma4ImageProcessor,
+    Gemma4Processor,
+    Gemma4VideoProcessor,
     PreTrainedTokenizerFast,
     Qwen2_5_VLProcessor,
     Qwen2VLImageProcessor,
@@ -42,6 +46,12 @@ def save_processor(
         side = {"height": vision.image_size, "width": vision.image_size}
         processor = Gemma3Processor(
             Gemma3ImageProcessor(size=side), image_seq_length=config.mm_tokens_per_image, **parts
+        )
+    elif model_type == "gemma4":
+        parts["feature_extractor"] = Gemma4AudioFeatureExtractor()
+        images = Gemma4ImageProcessor(patch_size=vision.patch_size)
+        processor = Gemma4Processor(
+            image_processor=images, video_processor=Gemma4VideoProcessor(), **parts
         )
     else:
         return

@@ -182,9 +182,10 @@ MIXTURES: Mapping[str, Family] = {
         logit_scale=0.8,
     ),
     "mellum": family("mellum", **_NARROW_TWO_OF_FOUR, **SLIDING, **_DENSE_THEN_SPARSE),
-    # Gated attention, and a shared expert.
+    # Layers of gated attention with different numbers of heads, and a shared expert.
     "laguna": family(
         "laguna",
+        num_attention_heads_per_layer=[8, 4],
         **_NARROW_TWO_OF_FOUR,
         **SLIDING,
         **_DENSE_THEN_SPARSE,

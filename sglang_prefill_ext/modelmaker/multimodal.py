@@ -49,6 +49,35 @@ _VISION = {
     "image_size": 28,
     "patch_size": 14,
 }
+_GEMMA4_TEXT = {
+    **SLIDING,
+    "num_global_key_value_heads": 4,
+    "global_head_dim": 64,
+    "attention_k_eq_v": True,  # of the layer without a window
+    "final_logit_softcapping": 10.0,
+    "hidden_size_per_layer_input": 0,
+    "tie_word_embeddings": True,
+}
+_GEMMA4 = {
+    "boi_token_id": 3,
+    "eoi_token_id": 4,
+    "image_token_id": 5,
+    "video_token_id": 6,
+    "boa_token_id": 7,
+    "eoa_token_index": 8,
+    "audio_token_id": 9,
+    "vision_config": {
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 64,
+        "patch_size": 14,
+        "position_embedding_size": 16,
+    },
+    "tie_word_embeddings": True,
+}
 
 
 class Multimodal(NamedTuple):
@@ -127,6 +156,34 @@ MULTIMODAL: Mapping[str, Multimodal] = {
             "mm_tokens_per_image": 4,
             "tie_word_embeddings": True,
         },
+    ),
+    "gemma4": Multimodal("gemma4", _GEMMA4_TEXT, _GEMMA4),
+    # Experts and an MLP side by side.
+    "gemma4-moe": Multimodal(
+        "gemma4",
+        {
+            **_GEMMA4_TEXT,
+            "enable_moe_block": True,
+            "num_experts": 4,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 96,
+        },
+        _GEMMA4,
+    ),
+    # An embedding of each token for each layer; the last two layers have K/V of the first two.
+    "gemma4-e": Multimodal(
+        "gemma4",
+        {
+            **_GEMMA4_TEXT,
+            "layer_types": 2 * ["sliding_attention", "full_attention"],
+            "num_hidden_layers": 4,
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "attention_k_eq_v": False,
+            "hidden_size_per_layer_input": 16,
+            "vocab_size_per_layer_input": 8_000,
+        },
+        _GEMMA4,
     ),
     "mistral3": Multimodal(
         "mistral3",

@@ -93,12 +93,14 @@ def randomise(model: PreTrainedModel, seed: int) -> None:
         elif parameter.ndim == 1:
             # Norms keep their default (1, or 0 where the layer adds 1), biases are 0.
             gain = _ATTENTION_GAIN if name.endswith(("q_norm.weight", "k_norm.weight")) else 1.0
+            if gain != 1 and "gemma4" in model.config.model_type:  # whose scores have no scale
+                gain *= len(parameter) ** -0.25
             parameter.copy_(parameter * gain + noise * _NOISE)
         else:
             parameter.copy_(noise * _std(name, parameter, model.config.tie_word_embeddings))
     for name, buffer in model.named_buffers():
-        if name.endswith("correction_bias"):  # some models keep as a buffer what others learn
-            buffer.copy_(torch.randn(buffer.shape, generator=generator) * _NOISE)
+        if name.endswith(("correction_bias", "layer_scalar")):  # learnt, but kept as a buffer
+            buffer.add_(torch.randn(buffer.shape, generator=generator) * _NOISE)
 
 
 @torch.no_grad()
@@ -154,5 +156,7 @@ def _std(name: str, parameter: torch.Tensor, tied: bool) -> float:
             return _ATTENTION_GAIN * fan_in_std
         case "gate":
             return _ROUTER_GAIN * fan_in_std
+        case "proj" if ".router." in name:  # whose input is divided by the root of its size
+            return _ROUTER_GAIN
         case _:
             return fan_in_std

@@ -16,9 +16,12 @@ _UNCOUNTED = (
     "mamba_d_state",
     "ssm_state_size",
     "interleave_moe_layer_step",
+    "global_head_dim",
+    "per_layer_config",
+    "swa_head_dim",
 )
-"""Settings of models that are not counted here: with recurrent layers, or with two sizes of MLPs,
-as Llama 4."""
+"""Settings of models that are not counted here: with recurrent layers, with two sizes of MLPs, as
+Llama 4, or of heads, as Gemma 4."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,10 +122,13 @@ class EmbeddingKind:
     Attributes:
         width: numbers of an embedding.
         dtype: the dtype that the model computes in: "float32", "float16" or "bfloat16".
+        with_tokens: the model's layers look the tokens up, too, so that packed forwards can put no
+            embedding in the place of one.
     """
 
     width: int
     dtype: str
+    with_tokens: bool = False
 
     @property
     def bound(self) -> float:

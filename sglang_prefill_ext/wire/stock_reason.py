@@ -45,7 +45,6 @@ class StockReason(StrEnum):
     LOGIT_SOFT_CAP = "logit_soft_cap"
     CROSS_ATTENTION = "cross_attention"
     ATTENTION_VARIANT = "attention_variant"
-    UNEVEN_HEADS = "uneven_heads"
     LONG_ROPE = "long_rope"
     AUX_HIDDEN_STATES = "aux_hidden_states"
     NO_ATTENTION_LAYERS = "no_attention_layers"

@@ -51,7 +51,7 @@ class Projections(TinyModel):
     Seven heads, as the smallest Qwen2 has on each of two ranks; 7 divides no size.
     """
 
-    heads = HeadShape(7, 1, 64, 64)
+    heads = (HeadShape(7, 1, 64, 64),)
     dtype = torch.bfloat16
 
     def _run(

@@ -16,6 +16,7 @@ from torch import Tensor
 from sglang_prefill_ext.attention.dense import DenseAttention
 from sglang_prefill_ext.attention.inputs import PLAIN, AttentionVariant, HeldKV, LayerInputs
 from sglang_prefill_ext.attention.kernels import KernelAttention, kernel_obstacle
+from sglang_prefill_ext.attention.kernels_by_heads import kernel_attention
 from sglang_prefill_ext.attention.prefix_libraries import LIBRARIES
 from sglang_prefill_ext.attention.way import HeadShape
 from sglang_prefill_ext.config import AttentionWay
@@ -52,9 +53,11 @@ each_way = pytest.mark.parametrize("way", WAYS)
 class Inputs:
     """Random q, k, v of a forward, as views of one tensor, and held K/V."""
 
-    def __init__(self, forward: ForwardLayout, device: torch.device) -> None:
-        heads, keys = SHAPE.num_heads, SHAPE.num_key_heads
-        dim, value_dim = SHAPE.head_dim, SHAPE.value_dim
+    def __init__(
+        self, forward: ForwardLayout, device: torch.device, shape: HeadShape = SHAPE
+    ) -> None:
+        heads, keys = shape.num_heads, shape.num_key_heads
+        dim, value_dim = shape.head_dim, shape.value_dim
         random = torch.Generator().manual_seed(3)
 
         def tensors(count: int, *sizes: tuple[int, int]) -> list[Tensor]:
@@ -110,6 +113,26 @@ def test_every_token(forward: ForwardLayout, way: AttentionWay, device: torch.de
     found = inputs.forward(kernels(forward, way, device))
     wanted = inputs.forward(DenseAttention(forward, device))
     torch.testing.assert_close(found, wanted, rtol=0, atol=TOLERANCE)
+
+
+@each_way
+def test_layers_whose_heads_differ(way: AttentionWay, device: torch.device) -> None:
+    forward = LAYOUTS["one_held_of_three"]
+    shapes = (SHAPE, HeadShape(8, 1, 32, 32))
+    attention = kernel_attention(forward, way, shapes, torch.float32, device)
+    for shape in shapes:
+        inputs = Inputs(forward, device, shape)
+        dense, positions = DenseAttention(forward, device), forward.read_positions().tolist()
+        for found, wanted in (
+            (inputs.forward(attention), inputs.forward(dense)),
+            (inputs.read(attention, positions), inputs.forward(dense)[positions]),
+        ):
+            torch.testing.assert_close(found, wanted, rtol=0, atol=TOLERANCE)
+
+
+def test_heads_of_one_shape_are_not_looked_up(device: torch.device) -> None:
+    one = kernel_attention(LAYOUTS["rows"], WAYS[0], (SHAPE,), torch.float32, device)
+    assert isinstance(one, KernelAttention)
 
 
 @each_way

@@ -58,11 +58,11 @@ def test_wrong_arguments_are_refused(device: torch.device) -> None:
 
 
 def test_tiles_are_larger_than_those_of_the_whole(device: torch.device) -> None:
-    for head_dim in (64, 80, 128, 256):
+    for head_dim in (64, 80, 128, 256, 512):
         sizes = (2, head_dim, torch.float16, device)
         assert block_tokens(*sizes, KeyParts.PREFIX) >= block_tokens(*sizes)
-    with pytest.raises(KernelArgumentError, match=r"^head_dim is 257: head sizes go up to 256"):
-        block_tokens(2, 257, torch.float16, device, KeyParts.PREFIX)
+    with pytest.raises(KernelArgumentError, match=r"^head_dim is 513: head sizes go up to 512"):
+        block_tokens(2, 513, torch.float16, device, KeyParts.PREFIX)
 
 
 def test_other_architectures_take_the_smaller_tiles() -> None:
@@ -72,4 +72,4 @@ def test_other_architectures_take_the_smaller_tiles() -> None:
     assert hopper is not None
     assert ampere is not None
     assert (hopper.query_rows, ampere.query_rows) == (128, 64)
-    assert configs.tile_config(257, 2, 9, prefix_alone=True) is None
+    assert configs.tile_config(513, 2, 9, prefix_alone=True) is None

@@ -82,8 +82,12 @@ def test_heads_and_head_sizes(
 
 @pytest.mark.parametrize(
     "sizes",
-    [{"head_dim": 256, "value_dim": 256}, {"head_dim": 192, "value_dim": 128, "key_heads": 4}],
-    ids=["the largest", "latent attention of DeepSeek"],
+    [
+        {"head_dim": 256, "value_dim": 256},
+        {"head_dim": 512, "value_dim": 512, "heads": 8, "key_heads": 1, "block_tokens": 4},
+        {"head_dim": 192, "value_dim": 128, "key_heads": 4},
+    ],
+    ids=["large", "the largest, of Gemma 4", "latent attention of DeepSeek"],
 )
 def test_head_sizes_of_half_precision_only(device: torch.device, sizes: dict[str, int]) -> None:
     case = make_case(FORWARD, device, torch.float16, **sizes)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sglang_prefill_ext.border.cpu.convolution import over_pool
-from sglang_prefill_ext.border.model.state_space import mixer_inputs, mixer_output
+from sglang_prefill_ext.border.model.recurrent.state_space import mixer_inputs, mixer_output
 from sglang_prefill_ext.recurrent.rule import carry
 
 

@@ -17,7 +17,7 @@ from sglang_prefill_ext.border.model.model_classes import (
     RESIDUAL_ON_BATCH,
     VECTOR_ARCHITECTURES,
 )
-from sglang_prefill_ext.border.model.recurrent_layers import recurrent_layers
+from sglang_prefill_ext.border.model.recurrent.layers import recurrent_layers
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
 _ROTATIONS_BY_LENGTH = frozenset({"dynamic", "longrope"})
@@ -103,8 +103,6 @@ def _attention_reasons(model: Any) -> Iterator[StockReason]:
     layers, encoder = attention_layers(model), type(model).__name__ in ENCODER_ARCHITECTURES
     if not layers:
         yield StockReason.NO_ATTENTION_LAYERS
-    if len({head_shape(layer) for layer in layers}) > 1:
-        yield StockReason.UNEVEN_HEADS
     for layer in layers:
         if layer.logit_cap and layer.logit_capping_method != "tanh":
             yield StockReason.LOGIT_SOFT_CAP
@@ -120,7 +118,8 @@ def _attention_reasons(model: Any) -> Iterator[StockReason]:
 
 def text_part(model: Any) -> Any:
     """Return the part of a loaded model that reads text, and has the output head."""
-    return getattr(model, "language_model", model)
+    part = getattr(model, "language_model", model)
+    return part if hasattr(part, "model") else model  # Gemma 4 has the head on the whole model
 
 
 def attention_layers(model: Any) -> list[Any]:

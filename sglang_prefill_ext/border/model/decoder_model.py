@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -22,6 +23,10 @@ from sglang_prefill_ext.border.model.capability import (
     text_part,
 )
 from sglang_prefill_ext.border.model.expert_settings import expert_settings
+from sglang_prefill_ext.border.model.layer_embeddings import (
+    embeddings_of_layers,
+    look_media_up_as_padding,
+)
 from sglang_prefill_ext.border.model.model_classes import POSITIONS_FROM_1, RESIDUAL_ON_BATCH
 from sglang_prefill_ext.border.model.packed_batch import (
     Adapters,
@@ -30,9 +35,10 @@ from sglang_prefill_ext.border.model.packed_batch import (
     PackedHybridBackend,
     packed_batch_of,
 )
-from sglang_prefill_ext.border.model.recurrent_layers import recurrence_of, state_bytes
+from sglang_prefill_ext.border.model.recurrent.layers import recurrence_of, state_bytes
 from sglang_prefill_ext.border.model.sampler import SglangSampler
 from sglang_prefill_ext.border.scheduler.kv_memory import plain_pool
+from sglang_prefill_ext.errors import PackedForwardError
 from sglang_prefill_ext.forward.device import in_order
 from sglang_prefill_ext.forward.kv_pool import KVPool, OwnPool
 from sglang_prefill_ext.forward.model import Attend, Overrides, Recur
@@ -128,6 +134,12 @@ def _from_all_ranks(values: Tensor) -> Tensor:
     return gathered
 
 
+def _shared(layers: list[Any]) -> set[int]:
+    """Ids of the layers whose K/V later layers read, under the same id."""
+    numbers = Counter(layer.layer_id for layer in layers)
+    return {number for number, count in numbers.items() if count > 1}
+
+
 _IN_FLIGHT_VARIABLE = "PREFILL_ONLY_TEST_IN_FLIGHT"
 """Environment variable for tests: if set, forwards on a CPU are collected one step after their
 launch, as on CUDA, although they are done at once. Not for users, as it delays every answer."""
@@ -147,12 +159,15 @@ class SglangModel:
         self._model = text_part(runner.model)
         layers = attention_layers(runner.model)
         last = max(layers, key=lambda layer: layer.layer_id)
-        shortens = type(runner.model).__name__ in RESIDUAL_ON_BATCH
+        self._looks_up_again = embeddings_of_layers(runner.model) is not None
+        if self._looks_up_again:
+            look_media_up_as_padding(runner.model)
+        shortens = type(runner.model).__name__ in RESIDUAL_ON_BATCH and not self._looks_up_again
         self.last_layer: int | None = last.layer_id if shortens else None
         self.recurrence = recurrence_of(runner)
-        has_grid = self.recurrence is not None and self.recurrence.grid
+        has_grid = self.recurrence is not None and self.recurrence.grid > 0
         backend_class = PackedHybridBackend if has_grid else PackedAttentionBackend
-        backend = backend_class(runner.attn_backend, self.last_layer)
+        backend = backend_class(runner.attn_backend, self.last_layer, _shared(layers))
         # SGLang's prefixes in the cache have it, too.
         self._first_position = int(type(runner.model).__name__ in POSITIONS_FROM_1)
         self._adapters = Adapters(runner.lora_manager)
@@ -161,10 +176,10 @@ class SglangModel:
         self._forward_stream = forward_stream
         self.device = torch.device(runner.device)
         self.dtype: torch.dtype = runner.dtype
-        self.heads = head_shape(last)
-        states = state_bytes(runner.model, self.dtype)
-        own = OwnPool(self.heads, len(layers), self.dtype, self.device, states)
-        self.pool: KVPool = plain_pool(runner, self.heads) or own
+        heads = {layer.layer_id: head_shape(layer) for layer in layers}
+        self.heads = tuple(dict.fromkeys(heads.values()))
+        own = OwnPool(heads, self.dtype, self.device, state_bytes(runner.model, self.dtype))
+        self.pool: KVPool = plain_pool(runner, heads[last.layer_id]) or own
         self.vocab_size: int = runner.model_config.vocab_size
         self.longest_prompt: int | None = runner.model_config.context_len
         self.vector_width = self.state_width = 0
@@ -226,6 +241,11 @@ class SglangModel:
     @contextmanager
     def _overridden(self, overrides: Overrides) -> Iterator[None]:
         """Replace embeddings of tokens by a hook, as not all models take embeddings as argument."""
+        if self._looks_up_again:
+            raise PackedForwardError(
+                "Embeddings in the place of tokens are not possible with this model, whose layers "
+                "look the tokens up, too; leave them out"
+            )
 
         def replace(_module: object, _inputs: object, embeds: Tensor) -> None:
             rows = embeds.view(-1, embeds.shape[-1])  # the Transformers backend has a batch of one

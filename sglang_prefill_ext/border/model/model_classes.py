@@ -18,6 +18,7 @@ RESIDUAL_ON_BATCH = frozenset(
         "Exaone4ForCausalLM",
         "ExaoneMoEForCausalLM",
         "ExaoneMoeForCausalLM",
+        "Gemma4ForConditionalGeneration",
         "Glm4ForCausalLM",
         "Glm4MoeForCausalLM",
         "Glm4MoeLiteForCausalLM",
@@ -95,7 +96,12 @@ RESIDUAL_IN_LAYERS = frozenset(
 """Model classes whose layers add the residual or pass it on themselves, or gate the output of their
 attention, so that the last layer has to run on all tokens."""
 
-POSITIONS_FROM_1 = frozenset({"Gemma3ForConditionalGeneration"})
+TOKENS_OR_EMBEDDINGS = frozenset(
+    {"Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration"}
+)
+"""Model classes that fail if they are given `input_embeds` beside token ids, as SGLang does."""
+
+POSITIONS_FROM_1 = frozenset({"Gemma3ForConditionalGeneration", "Gemma4ForConditionalGeneration"})
 """Model classes in which the first token has position 1."""
 
 VECTOR_ARCHITECTURES = frozenset(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +18,9 @@ from sglang.srt.model_executor.forward_batch_info import (
 from torch import Tensor
 
 from sglang_prefill_ext.attention.inputs import AttentionVariant, LayerInputs
-from sglang_prefill_ext.border.model.delta_rule import delta_inputs
 from sglang_prefill_ext.border.model.latent_attention import LATENT_BACKEND, queries_and_latents
-from sglang_prefill_ext.border.model.state_space import PackedMamba
+from sglang_prefill_ext.border.model.recurrent.delta_rule import delta_inputs
+from sglang_prefill_ext.border.model.recurrent.state_space import PackedMamba
 from sglang_prefill_ext.errors import PackedForwardError
 from sglang_prefill_ext.forward.upload import upload
 
@@ -34,6 +35,7 @@ class PackedForwardBatch(ForwardBatch):  # type: ignore[misc]
     adapt: Any = None  # sets for how many tokens the following layers apply the LoRA adapter
     recur: Any = None
     latents: Any = None  # of the layer that runs, if it has latent attention
+    shared: Any = None  # keys and values by layer, of layers whose number later ones have, too
 
 
 def packed_batch_of(
@@ -66,6 +68,7 @@ def packed_batch_of(
         # With a mask, models leave storing K/V to the attention backend, and ours stores none.
         # Without it, some models would write all K/V to slot 0 together with the rotary embedding.
         dcp_kv_mask=zeros,
+        shared={},
     )
 
 
@@ -79,10 +82,14 @@ class PackedAttentionBackend(AttentionBackend):  # type: ignore[misc]
         stock: the server's own backend. Models look for the memory pools on the backend, so they
             are taken from it.
         last_layer: id of the layer that can be shortened to the read positions; None: no layer can.
+        shared: ids that several layers have, of which the later ones use K/V of the first.
     """
 
-    def __init__(self, stock: Any, last_layer: int | None) -> None:
+    def __init__(
+        self, stock: Any, last_layer: int | None, shared: Collection[int] = frozenset()
+    ) -> None:
         self._last_layer = last_layer
+        self._shared = shared
         self.prefill_attention_backend_str = LATENT_BACKEND
         self.token_to_kv_pool = stock.token_to_kv_pool
         self.req_to_token_pool = stock.req_to_token_pool
@@ -116,8 +123,8 @@ class PackedAttentionBackend(AttentionBackend):  # type: ignore[misc]
     def forward_extend(
         self,
         q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
         layer: Any,
         forward_batch: PackedForwardBatch,
         save_kv_cache: bool = True,
@@ -129,6 +136,10 @@ class PackedAttentionBackend(AttentionBackend):  # type: ignore[misc]
                 f"Packed attention knows no {', '.join(kwargs)}, which layer {layer.layer_id} "
                 "asks for; this model needs the stock path"
             )
+        if k is None or v is None:
+            k, v = forward_batch.shared[layer.layer_id]
+        elif layer.layer_id in self._shared:
+            forward_batch.shared[layer.layer_id] = k, v
         read_at = forward_batch.read_at
         if layer.layer_id == self._last_layer and read_at is not None:
             stream = forward_batch.residual_stream

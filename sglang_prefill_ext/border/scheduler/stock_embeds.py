@@ -2,7 +2,7 @@
 
 To replace single tokens by embeddings, SGLang calls the model's `get_input_embeddings`; for a
 prompt of embeddings it passes `input_embeds` to the model's `forward`. Some models lack one or
-both.
+both, or want them without token ids.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from sglang.srt.managers import io_struct
 
+from sglang_prefill_ext.border.model.model_classes import TOKENS_OR_EMBEDDINGS
 from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.wire.checks import wrong
 
@@ -26,11 +27,11 @@ _SEVERAL = (io_struct.BatchTokenizedGenerateReqInput, io_struct.BatchTokenizedEm
 def refuse_embeddings(scheduler: Any) -> None:
     """Make a scheduler answer requests that its model cannot take with HTTP 400."""
     model = scheduler.tp_worker.model_runner.model
-    takes_embeds = _accepts(model.forward, "input_embeds")
+    sender, name = scheduler.ipc_channels.send_to_tokenizer, type(model).__name__
+    takes_embeds = _accepts(model.forward, "input_embeds") and name not in TOKENS_OR_EMBEDDINGS
     has_table = hasattr(model, "get_input_embeddings")
     if takes_embeds and has_table:
         return
-    sender, name = scheduler.ipc_channels.send_to_tokenizer, type(model).__name__
 
     def passes(message: Any) -> bool:
         error = _refusal(message, name, takes_embeds=takes_embeds)

@@ -121,7 +121,8 @@ class TokenizerManagerLink:
 def embedding_kind(manager: Any) -> EmbeddingKind:
     """Width and dtype of the model's embeddings, which those of a request have to fit."""
     model = manager.model_config
-    return EmbeddingKind(model.hidden_size, str(model.dtype).removeprefix("torch."))
+    with_tokens = bool(getattr(model.hf_text_config, "hidden_size_per_layer_input", 0))
+    return EmbeddingKind(model.hidden_size, str(model.dtype).removeprefix("torch."), with_tokens)
 
 
 def embedding_rows(manager: Any) -> int:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sglang_prefill_ext.attention.inputs import LayerInputs
-from sglang_prefill_ext.attention.kernels import KernelAttention
+from sglang_prefill_ext.attention.kernels_by_heads import kernel_attention
 from sglang_prefill_ext.attention.prefix_libraries import LIBRARIES
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.forward.graphs.capture import Capture, capture_for
@@ -32,6 +32,7 @@ from sglang_prefill_ext.forward.graphs.plan import (
 )
 from sglang_prefill_ext.forward.graphs.slots import HELD_TOKENS, GraphSlots
 from sglang_prefill_ext.forward.kv_pool import KVPool
+from sglang_prefill_ext.forward.layers import Attention
 from sglang_prefill_ext.forward.memory import kept_bytes
 from sglang_prefill_ext.forward.model import Model
 from sglang_prefill_ext.forward.upload import in_one_buffer, tensors_in
@@ -206,11 +207,11 @@ class ForwardGraph:
 
     def _inputs(
         self, layout: ForwardLayout, token_ids: NDArray[np.int32]
-    ) -> tuple[KernelAttention, list[NDArray[np.generic]]]:
+    ) -> tuple[Attention, list[NDArray[np.generic]]]:
         """The attention of a padded forward, and all arrays that the graph reads of it."""
         model = self._model
         layout, ids, row_ends = pad(layout, token_ids, self.bucket)
-        attention = KernelAttention(
+        attention = kernel_attention(
             layout,
             self._way,
             model.heads,

@@ -54,9 +54,11 @@ def place_overrides(
 
     Raises:
         StockPathTaken: a prompt does not have as many placeholders as embeddings, which SGLang
-            refuses.
+            refuses; or the model's layers look the tokens up, too.
         RequestError: see `checked_overrides`.
     """
+    if kind.with_tokens:
+        raise StockPathTaken(StockReason.EMBED_OVERRIDES)
     token = call.embed_override_token_id
     in_query, in_items = checked_matrices(call, query.count(token), kind)
     table, (query_ids, item_ids) = _numbered([in_query, in_items])

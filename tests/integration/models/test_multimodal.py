@@ -10,6 +10,7 @@ import pytest
 
 from sglang_prefill_ext.modelmaker.tokenizer import IMAGE_TOKENS
 from tests.integration.support.client import Client, score_body
+from tests.integration.support.override_bodies import body_with
 from tests.integration.support.own_server import serving
 from tests.integration.support.parity import assert_paths_agree, both
 from tests.integration.support.pictures import picture
@@ -80,3 +81,18 @@ def test_what_sglang_has_cached_serves_a_model_with_positions_from_1(
         with client.counting() as moved:
             assert_paths_agree(client, body)
     assert moved["scheduler.tokens_cached"] == 60
+
+
+def test_a_model_whose_layers_share_keys_and_look_tokens_up(
+    model_dir: Callable[[str], Path],
+) -> None:
+    with serving(model_dir("gemma4-e"), "gemma4-e", *FLAGS) as (_, client):
+        assert client.scheduler()["known_answers"]["verdict"] == "same"
+        assert_paths_agree(client, score_body(1, 60, [3, 1, 40]))
+        query = f"{START}{IMAGE}{END} Is it red? "  # names, without a picture
+        assert_paths_agree(
+            client, {"query": query, "items": ["a boot", "a lamp"], "label_token_ids": LABELS}
+        )
+        placed = client.post("/v1/score", body_with(3, 9, [2, 4], 1, 1, hidden=128))
+        assert placed.status_code == 400
+        assert "takes none" in placed.text

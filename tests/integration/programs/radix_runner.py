@@ -413,7 +413,7 @@ def caches_if_changed() -> dict[str, bool]:
 
     def cached(memory: Memory, **changes: Any) -> bool:
         scheduler = SimpleNamespace(**{**vars(memory.scheduler), **changes})
-        own = OwnPool(HEADS, 1, torch.float32, CPU)
+        own = OwnPool({0: HEADS}, torch.float32, CPU)
         pool = plain_pool(scheduler.tp_worker.model_runner, HEADS) or own
         return prefix_cache_of(scheduler, PrefillOnlyConfig(), room_in(pool, scheduler)).shares
 

@@ -12,7 +12,7 @@ import triton.language as tl
 from sglang.kernels.ops.attention.fla import chunk_delta_h, chunk_fwd, chunk_o, op, utils
 from sglang.srt.layers.attention.linear.kernels.gdn_triton import TritonGDNKernel
 
-from sglang_prefill_ext.border.model.delta_rule import carry, kernel_inputs
+from sglang_prefill_ext.border.model.recurrent.delta_rule import carry, kernel_inputs
 from sglang_prefill_ext.layout.recurrence_plan import Part
 from sglang_prefill_ext.recurrent.inputs import delta_rule_inputs
 from sglang_prefill_ext.recurrent.layers import DevicePart, by_torch

@@ -12,7 +12,7 @@ BYTES_PER_TOKEN = LAYERS * 2 * (8 + 6) * 2
 
 
 def pool_for(tokens: int) -> OwnPool:
-    pool = OwnPool(HEADS, LAYERS, torch.bfloat16, torch.device("cpu"))
+    pool = OwnPool(dict.fromkeys(range(LAYERS), HEADS), torch.bfloat16, torch.device("cpu"))
     left = pool.set_aside(ForwardBudget(100, max_bytes=SHARE * tokens * BYTES_PER_TOKEN))
     assert left.max_bytes == (SHARE - 1) * tokens * BYTES_PER_TOKEN
     return pool
@@ -59,3 +59,13 @@ def test_what_is_stored_is_what_is_read_and_memory_is_there_as_long_as_slots_are
     pool.give_back(slots)
     assert pool.take(20) is not None
     assert len(pool.buffers(1)[0]) == 20
+
+
+def test_layers_have_heads_of_their_own() -> None:
+    wide = HeadShape(num_heads=4, num_key_heads=1, head_dim=16, value_dim=16)
+    pool = OwnPool({0: HEADS, 5: wide}, torch.float32, torch.device("cpu"))
+    assert pool.bytes_per_token == 4 * (2 * (8 + 6) + 16 + 16)
+    pool.set_aside(ForwardBudget(100, max_bytes=SHARE * 10 * pool.bytes_per_token))
+    assert pool.take(10) is not None
+    sizes = [tuple(part.shape) for layer in (0, 5) for part in pool.buffers(layer)]
+    assert sizes == [(10, 2, 8), (10, 2, 6), (10, 1, 16), (10, 1, 16)]

@@ -28,7 +28,7 @@ class TinyModel:
     device = torch.device("cpu")
     vocab_size = VOCAB
     dtype = torch.float32
-    heads = HeadShape(HEADS, KV_HEADS, HEAD_DIM, VALUE_DIM)
+    heads = (HeadShape(HEADS, KV_HEADS, HEAD_DIM, VALUE_DIM),)
     last_layer: int | None = LAYERS - 1
     vector_width = state_width = 0
     unit_length = False

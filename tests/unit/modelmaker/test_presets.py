@@ -29,6 +29,7 @@ def test_only_these_presets_have_a_window() -> None:
     windowed = {name for name, p in PRESETS.items() if text_shape(p).get("sliding_window")}
     assert windowed == {
         *("mistral-sliding", "gemma2", "classifier-gemma2", "gemma3", "gemma3-vl", "gpt-oss"),
+        *("gemma4", "gemma4-moe", "gemma4-e"),
         *("cohere2", "exaone4", "granite-swa", "granite-moe-swa"),
         *("cohere2-moe", "mellum", "laguna", "exaone-moe", "afmoe"),
     }

@@ -48,6 +48,9 @@ def test_image_tokens_have_the_ids_of_the_configurations() -> None:
             names = (f"{around}_start", f"{around}_end", "image", "video")
             ids = [model.rest[f"{each}_token_id"] for each in names]
             assert ids == [start, end, image, video]
+        elif name.startswith("gemma4"):
+            names = ("boi", "eoi", "image", "video")
+            assert [model.rest[f"{each}_token_id"] for each in names] == [start, end, image, video]
         else:
             assert model.rest["image_token_index"] == image
 

@@ -210,6 +210,8 @@ def test_what_cannot_be_counted_is_refused(tmp_path: Path) -> None:
         _read(tmp_path, kv_lora_rank=512, qk_rope_head_dim=64, v_head_dim=0)
     with pytest.raises(ConfigError, match="it has interleave_moe_layer_step"):
         _read(tmp_path, interleave_moe_layer_step=2)
+    with pytest.raises(ConfigError, match="it has global_head_dim"):
+        _read(tmp_path, global_head_dim=512)
     for name, size in (
         ("num_attention_heads", 0),
         ("num_hidden_layers", "36"),

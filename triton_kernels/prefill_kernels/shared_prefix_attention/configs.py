@@ -37,12 +37,17 @@ _CONFIGS: ConfigTable = {
     (64, 2): TileConfig(64, 64, 4, 3),
     (128, 2): TileConfig(64, 64, 4, 2),
     (256, 2): TileConfig(64, 32, 8, 2),
+    # One program fills a multiprocessor. 64 rows, of which a warpgroup multiplies, would spill.
+    (512, 2): TileConfig(32, 32, 8, 2),
     (64, 4): TileConfig(32, 32, 4, 2),
     (128, 4): TileConfig(32, 32, 8, 2),
 }
 
 PROGRAMS_OF_A_PROCESSOR = 2
-"""Programs that run on one multiprocessor at a time."""
+"""Programs that run on one multiprocessor at a time, if no head is larger than 256."""
+
+WARPGROUP_ROWS = 64
+"""Least rows of Hopper's warpgroup matrix instruction."""
 
 HOPPER = 9
 """Major compute capability."""
@@ -170,5 +175,5 @@ def variant(
         constexprs={**sizes, **parts, **rule},
         num_warps=config.num_warps,
         num_stages=config.num_stages,
-        needs_wgmma=dtype != "fp32",
+        needs_wgmma=dtype != "fp32" and config.query_rows >= WARPGROUP_ROWS,
     )

@@ -88,7 +88,7 @@ def shared_prefix_attention(
     attention this token is the query itself.
 
     Legend: Q queries, T tokens of the forward, H query heads that share KH key heads, head sizes D
-    and Dv: up to 256, in float32 up to 128. Any strides but for the last dimension, whose stride
+    and Dv: up to 512, in float32 up to 128. Any strides but for the last dimension, whose stride
     must be 1. Products of float32 are as exact as three TF32 products, sums are float32.
 
     Args:
@@ -236,7 +236,7 @@ def _tile_tokens(
 ) -> int:
     """Most queries of a tile, see `block_tokens`; raises if the sizes are not supported."""
     if config is None:
-        largest = 128 if dtype == torch.float32 else 256
+        largest = 128 if dtype == torch.float32 else 512
         remedy = f"head sizes go up to {largest} in {dtype}; use another attention for this model"
         raise KernelArgumentError("head_dim", head_dim, remedy)
     tokens = config.block_tokens(group_size)

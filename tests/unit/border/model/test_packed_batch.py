@@ -68,6 +68,21 @@ def test_a_cap_of_scores_that_is_switched_off_is_none_for_the_kernels() -> None:
     assert [each.soft_cap for each in seen] == [0.0]
 
 
+def test_layers_with_the_number_of_an_earlier_one_use_its_keys_and_values() -> None:
+    layer: Any = SimpleNamespace(layer_id=0, **LAYER)
+    seen: list[torch.Tensor] = []
+
+    def attend(_layer: int, inputs: LayerInputs) -> torch.Tensor:
+        seen.extend((inputs.k[:, 0], inputs.v[:, 0]))
+        return inputs.q
+
+    backend = PackedAttentionBackend(STOCK, last_layer=None, shared={0})
+    batch: Any = SimpleNamespace(read_at=None, attend=attend, latents=None, shared={})
+    backend.forward_extend(TOKENS, TOKENS, 2 * TOKENS, layer, batch)
+    backend.forward_extend(TOKENS, None, None, layer, batch)
+    assert [each.tolist() for each in seen] == 2 * [TOKENS.tolist(), (2 * TOKENS).tolist()]
+
+
 def test_what_packed_attention_does_not_know_is_an_error() -> None:
     layer: Any = SimpleNamespace(layer_id=0, **LAYER)
     backend, batch = PackedAttentionBackend(STOCK, last_layer=3), SimpleNamespace(read_at=None)

@@ -39,6 +39,10 @@ class Neither:
         pass
 
 
+class Gemma4ForConditionalGeneration(Complete):
+    """It wants `input_embeds` without token ids."""
+
+
 class Scheduler:
     """Notes what it handles and what it sends."""
 
@@ -95,6 +99,11 @@ REQUESTS = {
             Neither(),
             {"placed": "embed_overrides: 1 ", "placed vector": "embed_overrides: 1 "}
             | {"whole": "input_embeds: 1, but SGLang's Neither"},
+        ),
+        (
+            Gemma4ForConditionalGeneration(),
+            {"placed": "embed_overrides: 1 ", "placed vector": "embed_overrides: 1 "}
+            | {"whole": "input_embeds: 1, but SGLang's Gemma4"},
         ),
     ],
     ids=lambda value: type(value).__name__,

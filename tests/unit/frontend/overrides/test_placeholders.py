@@ -20,6 +20,7 @@ from sglang_prefill_ext.frontend.score.score_call import ScoreCall, ineligible_r
 from sglang_prefill_ext.wire.arrays import EmbeddingKind, int_array
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.read import Labels
+from sglang_prefill_ext.wire.stock_reason import StockReason
 
 VOCAB, PLACEHOLDER, WIDTH = 9, 2, 2
 KIND = EmbeddingKind(WIDTH, "float32")
@@ -145,6 +146,12 @@ def test_halves_stay_halves_and_equal_ones_are_sent_once() -> None:
     same = replace(CALL, item_embed_overrides=[[EMBED.reshape(1, 2)], None])
     placed = place_overrides(same, [1, 2], CALL.items, KIND)
     assert (placed.items[0], placed.overrides.tolist()) == ([-1, 3], [[0.5, 1.0]])
+
+
+def test_a_model_whose_layers_look_tokens_up_is_left_to_sglang() -> None:
+    with pytest.raises(StockPathTaken) as taken:
+        place_overrides(CALL, CALL.query, CALL.items, replace(KIND, with_tokens=True))
+    assert taken.value.reason == StockReason.EMBED_OVERRIDES
 
 
 def test_an_array_that_items_share_is_not_copied_for_each() -> None:

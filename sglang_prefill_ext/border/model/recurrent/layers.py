@@ -11,7 +11,7 @@ from sglang.srt.models.lfm2 import Lfm2ShortConv
 from sglang.srt.models.lfm2_moe import Lfm2MoeShortConv
 from torch import Tensor
 
-from sglang_prefill_ext.border.model import delta_rule, state_space
+from sglang_prefill_ext.border.model.recurrent import delta_rule, state_space
 from sglang_prefill_ext.layout.recurrence_plan import Recurrence
 
 _KINDS = (RadixLinearAttention, MambaMixer2, Lfm2ShortConv, Lfm2MoeShortConv)

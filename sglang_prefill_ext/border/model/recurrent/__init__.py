@@ -1,0 +1,1 @@
+"""SGLang's recurrent layers, as packed forwards compute them."""
