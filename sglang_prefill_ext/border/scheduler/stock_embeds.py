@@ -27,11 +27,12 @@ _SEVERAL = (io_struct.BatchTokenizedGenerateReqInput, io_struct.BatchTokenizedEm
 def refuse_embeddings(scheduler: Any) -> None:
     """Make a scheduler answer requests that its model cannot take with HTTP 400."""
     model = scheduler.tp_worker.model_runner.model
-    sender, name = scheduler.ipc_channels.send_to_tokenizer, type(model).__name__
+    name = type(model).__name__
     takes_embeds = _accepts(model.forward, "input_embeds") and name not in TOKENS_OR_EMBEDDINGS
     has_table = hasattr(model, "get_input_embeddings")
     if takes_embeds and has_table:
         return
+    sender = scheduler.ipc_channels.send_to_tokenizer
 
     def passes(message: Any) -> bool:
         error = _refusal(message, name, takes_embeds=takes_embeds)
