@@ -14,7 +14,8 @@ from prefill_kernels.causal_conv import Taps, causal_conv
 from prefill_kernels.causal_conv.reference import causal_conv_reference
 from torch import Tensor
 
-from sglang_prefill_ext.layout.recurrence_plan import Part, Pass, RecurrencePlan
+from sglang_prefill_ext.layout.recurrence_parts import Part, Pass
+from sglang_prefill_ext.layout.recurrence_plan import RecurrencePlan
 from sglang_prefill_ext.recurrent.rule import RuleInputs, carry
 
 HeldStates: TypeAlias = dict[int, tuple[Tensor, Tensor | None]]

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sglang_prefill_ext.layout.recurrence_plan import CHUNK
+from sglang_prefill_ext.layout.recurrence_parts import CHUNK
 
 
 class RuleInputs(NamedTuple):

@@ -7,7 +7,7 @@ rotary embedding, softmax and activations.
 
 from __future__ import annotations
 
-from sglang_prefill_ext.layout.recurrence_plan import chunks_of
+from sglang_prefill_ext.layout.recurrence_parts import chunks_of
 from sglang_prefill_ext.sizing.model import ModelShape
 from sglang_prefill_ext.sizing.shape import Shape
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.layout.kernel_plan import DIVIDED_PREFIX_TOKENS
-from sglang_prefill_ext.layout.recurrence_plan import CHUNK
+from sglang_prefill_ext.layout.recurrence_parts import CHUNK
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache

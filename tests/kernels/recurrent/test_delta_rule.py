@@ -13,7 +13,7 @@ from sglang.kernels.ops.attention.fla import chunk_delta_h, chunk_fwd, chunk_o, 
 from sglang.srt.layers.attention.linear.kernels.gdn_triton import TritonGDNKernel
 
 from sglang_prefill_ext.border.model.recurrent.delta_rule import carry, kernel_inputs
-from sglang_prefill_ext.layout.recurrence_plan import Part
+from sglang_prefill_ext.layout.recurrence_parts import Part
 from sglang_prefill_ext.recurrent.inputs import delta_rule_inputs
 from sglang_prefill_ext.recurrent.layers import DevicePart, by_torch
 

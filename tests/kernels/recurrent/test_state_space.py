@@ -20,7 +20,7 @@ from sglang.kernels.ops.mamba.triton_ops import (
 from torch import Tensor
 
 from sglang_prefill_ext.border.model.recurrent.state_space import by_kernels
-from sglang_prefill_ext.layout.recurrence_plan import Part
+from sglang_prefill_ext.layout.recurrence_parts import Part
 from sglang_prefill_ext.recurrent.inputs import state_space_inputs
 from sglang_prefill_ext.recurrent.layers import DevicePart, by_torch
 

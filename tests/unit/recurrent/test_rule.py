@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, softplus
 
-from sglang_prefill_ext.layout.recurrence_plan import CHUNK
+from sglang_prefill_ext.layout.recurrence_parts import CHUNK
 from sglang_prefill_ext.recurrent.rule import RuleInputs, carry
 
 HEADS, VALUE_HEADS, DIM, VALUE_DIM = 2, 4, 8, 6

@@ -14,7 +14,7 @@ from sglang.kernels.ops.attention.fla.l2norm import l2norm_fwd
 from sglang.kernels.ops.attention.linear.fused_gdn_gating import fused_gdn_gating
 from torch import Tensor
 
-from sglang_prefill_ext.layout.recurrence_plan import CHUNK
+from sglang_prefill_ext.layout.recurrence_parts import CHUNK
 from sglang_prefill_ext.recurrent.inputs import delta_rule_inputs
 from sglang_prefill_ext.recurrent.layers import (
     DevicePart,
