@@ -211,10 +211,8 @@ class PackedExecutor:
         if recurrence is None:
             return None
         stored = next((at for at, slots in enumerate(stores) if slots is not None), None)
-        plan, kernels = (
-            RecurrencePlan(layout, recurrence, stored),
-            self._way is not AttentionWay.TORCH,
-        )
+        plan = RecurrencePlan(layout, recurrence, stored)
+        kernels = self._way is not AttentionWay.TORCH
         return LayerRecurrence(plan, self._model.pool.states, kernels=kernels)
 
     def _attention(self, layout: ForwardLayout) -> Attention:

@@ -78,13 +78,25 @@ class LayerRule:
     Attributes:
         heads: of each output of the convolution: their number and their size.
         state_shape: HV, Dv, D.
-        torch, kernels: ways to compute it; no kernels if they cannot compute this layer.
+        torch, kernels: ways to compute it. Kernels are SGLang's: for CUDA, and not for float32.
     """
 
     heads: Sequence[tuple[int, int]]
     state_shape: tuple[int, int, int]
     torch: RuleWay
-    kernels: RuleWay | None
+    kernels: RuleWay
+
+    @property
+    def sizes(self) -> list[int]:
+        """Channels of each output of the convolution."""
+        return [heads * size for heads, size in self.heads]
+
+    def inputs(
+        self, way: RuleWay, outputs: Sequence[Tensor], gates: Sequence[Tensor]
+    ) -> RuleInputs:
+        """Make the inputs of the rule of the outputs of the convolution, ``[T, size]`` each."""
+        split = (each.view(-1, *shape) for each, shape in zip(outputs, self.heads, strict=True))
+        return way.prepare(*split, *gates)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,9 +118,8 @@ class RecurrentInputs:
 
     @property
     def output_shape(self) -> tuple[int, ...]:
-        return (
-            self.mixed.shape if self.rule is None else (len(self.mixed), *self.rule.state_shape[:2])
-        )
+        of_token = self.mixed.shape[1:] if self.rule is None else self.rule.state_shape[:2]
+        return len(self.mixed), *of_token
 
 
 class LayerRecurrence:
@@ -156,7 +167,8 @@ class LayerRecurrence:
         if inputs.rule is None:
             self._keep(layer, inputs, tail, None)
             return self._convolved(inputs, tail, [inputs.mixed.shape[1]])[0]
-        way = (inputs.rule.kernels if self._kernels else None) or inputs.rule.torch
+        can_run = inputs.mixed.is_cuda and inputs.mixed.dtype != torch.float32
+        way = inputs.rule.kernels if self._kernels and can_run else inputs.rule.torch
         tokens = self._rule_inputs(inputs, inputs.rule, tail, way)
         out = torch.empty_like(tokens.v)
         for each, parts in self._passes:
@@ -208,9 +220,8 @@ class LayerRecurrence:
         self, inputs: RecurrentInputs, rule: LayerRule, tail: Tensor, way: RuleWay
     ) -> RuleInputs:
         """The inputs of the rule, in the order of the plan."""
-        outputs = self._convolved(inputs, tail, [heads * dim for heads, dim in rule.heads])
+        outputs = self._convolved(inputs, tail, rule.sizes)
         gates = inputs.gates
         if self._order is not None:
             gates = [each.index_select(0, self._taps.order) for each in gates]
-        split = (each.view(-1, *shape) for each, shape in zip(outputs, rule.heads, strict=True))
-        return way.prepare(*split, *gates)
+        return rule.inputs(way, outputs, gates)

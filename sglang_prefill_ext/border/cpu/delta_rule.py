@@ -6,16 +6,14 @@ SGLang computes them with Triton. These functions take the place of its kernels,
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from sglang_prefill_ext.border.cpu.convolution import over_pool
-from sglang_prefill_ext.recurrent.inputs import delta_rule_inputs
-from sglang_prefill_ext.recurrent.rule import carry
+from sglang_prefill_ext.border.cpu.state_pool import carried_over_pool
+from sglang_prefill_ext.border.model.recurrent.delta_rule import delta_inputs
 
 
 def carried(
@@ -40,15 +38,8 @@ def carried(
         begins = forward_batch.extend_prefix_lens == 0
     cache = backend.req_to_token_pool.mamba2_layer_cache(layer.layer_id)
     slots = backend.forward_metadata.mamba_cache_indices
-    weights = (layer.conv_weights, layer.bias)
-    mixed = over_pool(mixed_qkv, cache.conv[0], slots, lens, begins, *weights, activates=True)
-    q, k, v = torch.split(mixed, [layer.q_dim, layer.k_dim, layer.v_dim], dim=1)
-    q, k = (each.view(-1, layer.num_k_heads, layer.head_k_dim) for each in (q, k))
-    v = v.view(-1, layer.num_v_heads, layer.head_v_dim)
-    inputs = delta_rule_inputs(layer.A_log, layer.dt_bias, q, k, v, a, b)
-    cache.temporal[slots[begins]] = 0
-    bounds = torch.tensor([0, *accumulate(lens)])
-    return carry(inputs, cache.temporal, slots, bounds, keep=True)[None]
+    inputs = delta_inputs(layer, mixed_qkv, a, b)
+    return carried_over_pool(inputs, cache, slots, lens, begins)[None]
 
 
 def gated_norm(

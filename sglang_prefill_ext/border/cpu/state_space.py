@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sglang_prefill_ext.border.cpu.convolution import over_pool
+from sglang_prefill_ext.border.cpu.state_pool import carried_over_pool
 from sglang_prefill_ext.border.model.recurrent.state_space import mixer_inputs, mixer_output
-from sglang_prefill_ext.recurrent.rule import carry
 
 
 def mixed(
@@ -28,17 +26,7 @@ def mixed(
     """AROUND `MambaMixer2.forward`: carry the states in SGLang's pool through a batch."""
     gate, inputs = mixer_inputs(mixer, hidden_states, mup_vector)
     lens, begins = _sequences(metadata)
-    slots, rule = metadata.mamba_cache_indices, inputs.rule
-    assert rule is not None
-    at = (layer_cache.conv[0], slots, lens, begins)
-    convolved = over_pool(inputs.mixed, *at, inputs.weight, inputs.bias, activates=True)
-    parts = torch.split(convolved, [heads * size for heads, size in rule.heads], dim=1)
-    split = [each.view(-1, *shape) for each, shape in zip(parts, rule.heads, strict=True)]
-    layer_cache.temporal[slots[begins]] = 0
-    bounds = torch.tensor([0, *accumulate(lens)])
-    tokens = rule.torch.prepare(*split, *inputs.gates)
-    carried = carry(tokens, layer_cache.temporal, slots, bounds, keep=True)
-    carried = carried.to(hidden_states.dtype)
+    carried = carried_over_pool(inputs, layer_cache, metadata.mamba_cache_indices, lens, begins)
     return mixer_output(mixer, carried, gate, output), None, None
 
 

@@ -107,6 +107,7 @@ SGLANGS_NAMES = {
 ONE_TOKEN_LONGER = {"cohere2", "cohere2_moe", "exaone_moe"}
 """Models whose window SGLang 0.5.23 takes as the number of tokens before a token, not with it."""
 native_experts = fused_moe_native.moe_forward_native
+"""SGLang's own experts on a CPU, all of which have a gate."""
 UNSUPPORTED_LAYERS = {
     "logit_soft_cap": {"logit_cap": 50.0, "logit_capping_method": "other"},
     "cross_attention": {"attn_type": AttentionType.ENCODER_ONLY},
@@ -404,12 +405,19 @@ def experts_in_torch(
 ) -> torch.Tensor:
     """Stands in for SGLang's `fused_moe`, which needs a GPU."""
     out = torch.zeros_like(hidden)
-    for expert, (up_and_gate, down) in enumerate(zip(w1, w2, strict=True)):
+    for expert, (up, down) in enumerate(zip(w1, w2, strict=True)):
         tokens, places = torch.where(topk_output.topk_ids == expert)
-        gate, up = (hidden[tokens] @ up_and_gate.T).chunk(2, dim=-1)
-        made = (torch.nn.functional.silu(gate) * up) @ down.T
+        made = activated(hidden[tokens] @ up.T, moe_runner_config.activation) @ down.T
         out.index_add_(0, tokens, made * topk_output.topk_weights[tokens, places, None])
     return out * moe_runner_config.routed_scaling_factor
+
+
+def activated(made: torch.Tensor, activation: str) -> torch.Tensor:
+    """Of an expert; all but those with `relu2` have a gate, which comes first."""
+    if activation == "relu2":
+        return made.relu().square()
+    gate, up = made.chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate) * up
 
 
 def squared_experts_in_torch(
@@ -418,12 +426,8 @@ def squared_experts_in_torch(
     """Stands in for experts without a gate, which SGLang computes only on a GPU."""
     if moe_runner_config.activation != "relu2":
         return native_experts(layer, hidden, topk_output, moe_runner_config)
-    out = torch.zeros_like(hidden)
-    for expert, (up, down) in enumerate(zip(layer.w13_weight, layer.w2_weight, strict=True)):
-        tokens, places = torch.where(topk_output.topk_ids == expert)
-        made = (hidden[tokens] @ up.T).relu().square() @ down.T
-        out.index_add_(0, tokens, made * topk_output.topk_weights[tokens, places, None])
-    return out * moe_runner_config.routed_scaling_factor
+    weights = (layer.w13_weight, layer.w2_weight)
+    return experts_in_torch(hidden, *weights, topk_output, moe_runner_config)
 
 
 def norms_in_torch(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import nullcontext
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 import triton.language as tl
@@ -13,21 +12,14 @@ from sglang.kernels.ops.attention.fla import chunk_delta_h, chunk_fwd, chunk_o, 
 from sglang.srt.layers.attention.linear.kernels.gdn_triton import TritonGDNKernel
 
 from sglang_prefill_ext.border.model.recurrent.delta_rule import carry, kernel_inputs
-from sglang_prefill_ext.layout.recurrence_parts import Part
 from sglang_prefill_ext.recurrent.inputs import delta_rule_inputs
-from sglang_prefill_ext.recurrent.layers import DevicePart, by_torch
+from sglang_prefill_ext.recurrent.layers import by_torch
+from tests.kernels.recurrent.parts import part_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:tl.make_block_ptr is deprecated")
 
 HEADS, VALUE_HEADS, DIM = 2, 4, 64
 LENS = [3, 70, 1]
-
-
-def part_of(slots: list[int], device: torch.device, *, keep: bool) -> DevicePart:
-    places = np.array(slots, dtype=np.int32)
-    part = Part(slice(0, sum(LENS)), np.array(LENS), places, keep)
-    arrays = [torch.from_numpy(each).to(device) for each in DevicePart.host_arrays(part, 0)]
-    return DevicePart.bound(part, 0, iter(arrays))
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +59,7 @@ def test_both_ways_agree(device: torch.device, keep: bool, slots: list[int]) -> 
     states = draw(3, VALUE_HEADS, DIM, DIM).to(device)
     kept, wanted_kept = states.clone(), states.clone()
     found, wanted = torch.full_like(v, torch.nan), torch.full_like(v, torch.nan)
-    part = part_of(slots, device, keep=keep)
+    part = part_of(LENS, slots, device, keep=keep)
     carry(of_sglang, kept, part, found)
     by_torch(delta_rule_inputs).carry(of_torch, wanted_kept, part, wanted)
     torch.testing.assert_close(found, wanted, rtol=0, atol=2e-2)
@@ -82,7 +74,10 @@ def test_the_kernels_are_called_as_by_sglang(device: torch.device) -> None:
     v = draw(sum(LENS), VALUE_HEADS, DIM).to(device, torch.float16)
     a, b = draw(2, sum(LENS), VALUE_HEADS).to(device, torch.float16)
     inputs = kernel_inputs(*draw(2, VALUE_HEADS).to(device), q, k, v, a, b)
-    states, part = draw(3, VALUE_HEADS, DIM, DIM).to(device), part_of([0, 2, 1], device, keep=True)
+    states, part = (
+        draw(3, VALUE_HEADS, DIM, DIM).to(device),
+        part_of(LENS, [0, 2, 1], device, keep=True),
+    )
     own, of_sglang, found = states.clone(), states.clone(), torch.full_like(v, torch.nan)
     carry(inputs, own, part, found)
     assert inputs.beta is not None

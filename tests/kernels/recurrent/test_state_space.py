@@ -7,7 +7,6 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from sglang.kernels.ops.mamba.triton_ops import (
@@ -20,9 +19,9 @@ from sglang.kernels.ops.mamba.triton_ops import (
 from torch import Tensor
 
 from sglang_prefill_ext.border.model.recurrent.state_space import by_kernels
-from sglang_prefill_ext.layout.recurrence_parts import Part
 from sglang_prefill_ext.recurrent.inputs import state_space_inputs
 from sglang_prefill_ext.recurrent.layers import DevicePart, by_torch
+from tests.kernels.recurrent.parts import part_of
 
 HEADS, GROUPS, HEAD_DIM, STATE_DIM, GRID = 4, 2, 16, 16, 32
 SEQUENCES = {
@@ -31,13 +30,6 @@ SEQUENCES = {
     "within a chunk": ([1, 2, 3], [0, 1, 2]),
     "one state": ([4, 40, 9], [1, 1, 1]),
 }
-
-
-def part_of(lens: list[int], slots: list[int], device: torch.device, *, keep: bool) -> DevicePart:
-    places = np.array(slots, dtype=np.int32)
-    part = Part(slice(0, sum(lens)), np.array(lens), places, keep)
-    arrays = [torch.from_numpy(each).to(device) for each in DevicePart.host_arrays(part, GRID)]
-    return DevicePart.bound(part, GRID, iter(arrays))
 
 
 def tuners() -> list[Any]:
@@ -99,7 +91,7 @@ class Case:
 def test_both_ways_agree(device: torch.device, name: str, keep: bool) -> None:
     lens, slots = SEQUENCES[name]
     keep = keep and len({*slots}) == len(slots)
-    case, part = Case(sum(lens), device), part_of(lens, slots, device, keep=keep)
+    case, part = Case(sum(lens), device), part_of(lens, slots, device, keep=keep, grid=GRID)
     out, states = case.by_kernels(part)
     way = by_torch(partial(state_space_inputs, *case.weights))
     wanted, wanted_states = torch.full_like(out, torch.nan), case.states.clone()
@@ -112,7 +104,7 @@ def test_both_ways_agree(device: torch.device, name: str, keep: bool) -> None:
 def test_the_kernels_are_called_as_by_sglang(device: torch.device) -> None:
     """Apart from the lists of chunks, which SGLang makes itself."""
     lens, slots = SEQUENCES["across chunks"]
-    case, part = Case(sum(lens), device), part_of(lens, slots, device, keep=True)
+    case, part = Case(sum(lens), device), part_of(lens, slots, device, keep=True, grid=GRID)
     out, states = case.by_kernels(part)
     sequences, chunks, starts = part.lists
     x, b, c, dt = (each[None] for each in case.inputs)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import torch
 from sglang.kernels.ops.attention.fla.chunk_delta_h import chunk_gated_delta_rule_fwd_h
 from sglang.kernels.ops.attention.fla.chunk_fwd import chunk_gated_delta_rule_fwd_intra
 from sglang.kernels.ops.attention.fla.chunk_o import chunk_fwd_kernel_o
@@ -35,21 +34,20 @@ def delta_inputs(layer: Any, mixed: Tensor, a: Tensor, b: Tensor) -> RecurrentIn
     Args:
         mixed: ``[T, C]``, queries, keys and values; a, b: ``[T, HV]``.
     """
-    can_run = mixed.is_cuda and mixed.dtype != torch.float32
     weights = (layer.A_log, layer.dt_bias)
     keys = (layer.num_k_heads, layer.head_k_dim)
     rule = LayerRule(
         heads=(keys, keys, (layer.num_v_heads, layer.head_v_dim)),
-        state_shape=(layer.num_v_heads, layer.head_v_dim, layer.head_k_dim),
+        state_shape=state_shape(layer),
         torch=by_torch(partial(delta_rule_inputs, *weights)),
-        kernels=RuleWay(partial(kernel_inputs, *weights), carry) if can_run else None,
+        kernels=RuleWay(partial(kernel_inputs, *weights), carry),
     )
     return RecurrentInputs(mixed, layer.conv_weights, layer.bias, rule, (a, b))
 
 
-def state_numbers(layer: Any) -> int:
-    """Of the state that a rank carries."""
-    return int(layer.num_v_heads * layer.head_v_dim * layer.head_k_dim)
+def state_shape(layer: Any) -> tuple[int, int, int]:
+    """See `LayerRule`; of a rank."""
+    return layer.num_v_heads, layer.head_v_dim, layer.head_k_dim
 
 
 def kernel_inputs(
@@ -61,7 +59,7 @@ def kernel_inputs(
 
 
 def carry(inputs: RuleInputs, states: Tensor, part: DevicePart, out: Tensor) -> None:
-    """The rule by the kernels of SGLang's `chunk_gated_delta_rule`, which do not take float32.
+    """The rule by the kernels of SGLang's `chunk_gated_delta_rule`.
 
     That function would copy the lengths of sequences to the host, to list their chunks.
     """

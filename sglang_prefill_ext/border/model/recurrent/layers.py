@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import torch
@@ -46,14 +47,14 @@ def state_bytes(model: Any, dtype: torch.dtype) -> int:
 
 def _conv_weight(layer: Any) -> Tensor:
     """``[C, W]``."""
-    weight: Tensor
     if isinstance(layer, MambaMixer2):
         return state_space.conv_weight(layer)
-    weight = layer.conv_weights if isinstance(layer, RadixLinearAttention) else layer.conv_weight
+    is_linear = isinstance(layer, RadixLinearAttention)
+    weight: Tensor = layer.conv_weights if is_linear else layer.conv_weight
     return weight
 
 
 def _state_numbers(layer: Any) -> int:
     if isinstance(layer, MambaMixer2):
-        return state_space.state_numbers(layer)
-    return delta_rule.state_numbers(layer) if isinstance(layer, RadixLinearAttention) else 0
+        return prod(state_space.state_shape(layer))
+    return prod(delta_rule.state_shape(layer)) if isinstance(layer, RadixLinearAttention) else 0

@@ -64,12 +64,11 @@ def mixer_inputs(
     gate, mixed, dt = projected.split([inner, inner + 2 * group_states, heads], dim=-1)
     state = (groups, mixer.ssm_state_size)
     weights = (mixer.A, mixer.D, mixer.dt_bias)
-    can_run = hidden.is_cuda and hidden.dtype != torch.float32
     rule = LayerRule(
         heads=((heads, mixer.head_dim), state, state),
-        state_shape=(heads, mixer.head_dim, mixer.ssm_state_size),
+        state_shape=state_shape(mixer),
         torch=by_torch(partial(state_space_inputs, *weights)),
-        kernels=by_kernels(*weights) if can_run else None,
+        kernels=by_kernels(*weights),
     )
     return gate, RecurrentInputs(mixed, conv_weight(mixer), mixer.conv1d.bias, rule, (dt,))
 
@@ -90,10 +89,10 @@ def conv_weight(mixer: Any) -> Tensor:
     return weight
 
 
-def state_numbers(mixer: Any) -> int:
-    """Of the state that a rank carries."""
+def state_shape(mixer: Any) -> tuple[int, int, int]:
+    """See `LayerRule`; of a rank."""
     heads, *_ = _sizes(mixer)
-    return int(heads * mixer.head_dim * mixer.ssm_state_size)
+    return heads, mixer.head_dim, mixer.ssm_state_size
 
 
 def by_kernels(a: Tensor, d: Tensor, dt_bias: Tensor) -> RuleWay:
