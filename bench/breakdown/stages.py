@@ -170,5 +170,8 @@ class _Nothing:
         self.plan = plan
         return self
 
+    def done(self) -> bool:
+        return True
+
     def wait(self) -> Float32Array:
         return self._values

@@ -83,6 +83,9 @@ class SimulatedForward:
     def __init__(self, plan: ForwardPlan) -> None:
         self._num_values = plan.reads.num_values
 
+    def done(self) -> bool:
+        return True
+
     def wait(self) -> Float32Array:
         return np.zeros(self._num_values, dtype=np.float32)
 

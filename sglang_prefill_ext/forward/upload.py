@@ -30,6 +30,10 @@ class ForwardCompletion:
         else:
             self._values = values
 
+    def done(self) -> bool:
+        """Whether the values are on the host."""
+        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
+
     def wait(self) -> Float32Array:
         """Block until the values are on the host; return them, float32 ``[n]``."""
         if self._event is not None:

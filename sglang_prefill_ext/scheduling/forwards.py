@@ -91,6 +91,13 @@ class Forwards:
             self._collect(self.in_flight.popleft())
         return waited
 
+    def collect_done(self) -> bool:
+        """Collect the forwards that are done, without waiting; return whether there was one."""
+        in_flight = len(self.in_flight)
+        while self.in_flight and self.in_flight[0].completion.done():
+            self._collect(self.in_flight.popleft())
+        return len(self.in_flight) < in_flight
+
     def requeue(self, job: Job) -> None:
         """Make a job start over from its first forward."""
         self.queue.drop(job)

@@ -157,6 +157,9 @@ class PrefixedForward:
 class Completion(Protocol):
     """A launched forward. On a GPU it runs on after `Executor.launch` has returned."""
 
+    def done(self) -> bool:
+        """Whether `wait` would not block."""
+
     def wait(self) -> Float32Array:
         """Block until the forward is done; return the values of its reads, float32, in order."""
 

@@ -2,7 +2,8 @@
 
 The runtime knows neither torch nor SGLang; it drives an `Executor` and hands results to a
 callback. Every decision depends only on the calls and their order, never on a clock or on the
-device, so tensor-parallel ranks that receive the same calls launch the same forwards.
+device, so tensor-parallel ranks that receive the same calls launch the same forwards. A rank that
+is alone need not wait for the device where it has nothing else to do.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class PackedRuntime:
         policy: which jobs are taken, and when.
         cache: of prefixes; None where there is none.
         declined_reason: why every job is declined; None if jobs are served.
+        alone: this is the only rank, so it may decide by what the device has done.
         after_failure: see `Failures`; by default other forwards can follow any failure.
 
     Attributes:
@@ -65,11 +67,13 @@ class PackedRuntime:
         *,
         cache: PrefixCache | None = None,
         declined_reason: StockReason | None = None,
+        alone: bool = False,
         after_failure: AfterFailure = lambda _error: None,
     ) -> None:
         self.stats = RuntimeStats()
         self.declined_reason = declined_reason
         self.policy = policy
+        self._alone = alone
         self._answer = answer
         self._shares_prefixes = executor is None or executor.causal
         self._cache = cache
@@ -162,20 +166,25 @@ class PackedRuntime:
     def step(self, *, launch: bool = True, join_tokens: int = UNLIMITED) -> bool:
         """Launch the next forward, and answer the jobs that earlier forwards completed.
 
-        If forwards run asynchronously, a result is collected one step after its launch, so that
-        the device computes one forward while the host prepares the next.
+        If forwards run asynchronously, the device computes one while the host prepares the next.
+        With nothing to launch, this waits for the forwards in flight. A rank that is alone does not
+        wait: jobs that arrive meanwhile are launched behind them, so the device does not idle.
 
         Args:
-            launch: whether to launch; if not, all forwards in flight are collected.
+            launch: whether to launch.
             join_tokens: see `choose_jobs`.
 
         Returns:
             Whether a forward was launched or collected.
         """
-        launched = launch and self._forwards.launch_next(join_tokens)
-        overlap = launched and self._forwards.asynchronous
-        collected = self._forwards.collect(leave=1 if overlap else 0)
-        return launched or collected
+        if launch and self._forwards.launch_next(join_tokens):
+            self._forwards.collect(leave=1 if self._forwards.asynchronous else 0)
+            return True
+        return self._forwards.collect_done() if self._alone else self.collect()
+
+    def collect(self) -> bool:
+        """Wait for the forwards in flight, and answer their jobs; return whether there was one."""
+        return self._forwards.collect(leave=0)
 
     def expire(self, now_ms: float, tokens_per_s: float) -> list[str]:
         """End queued jobs that cannot meet their deadlines any more; return their ids.
@@ -196,7 +205,7 @@ class PackedRuntime:
 
         The K/V that it holds were computed with weights that may change now.
         """
-        self.step(launch=False)
+        self.collect()
         if self.queue.begun is not None:
             self._forwards.requeue(self.queue.begun)
 

@@ -98,7 +98,7 @@ class PackedWork:
 
     def collect(self) -> None:
         """Wait for the forwards in flight and answer their requests."""
-        if self.runtime.step(launch=False):
+        if self.runtime.collect():
             self.show_queue()
 
     def has_given_room(self) -> bool:

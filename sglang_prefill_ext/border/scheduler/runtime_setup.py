@@ -72,8 +72,13 @@ def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
         )
     policy = policy_of(config, measured.budget, measured.launch_tokens, measured.graphs)
     cache = prefix_cache_of(scheduler, config, room) if executor.causal else None
-    after_failure = Ranks(scheduler).require_usable
-    runtime = PackedRuntime(executor, answer, policy, cache=cache, after_failure=after_failure)
+    ranks = Ranks(scheduler)
+    runtime = PackedRuntime(
+        *(executor, answer, policy),
+        cache=cache,
+        alone=ranks.count == 1,
+        after_failure=ranks.require_usable,
+    )
     return RuntimeSetup(
         *(runtime, executor.graph_use, experts, executor.widths, check, measured.tokens_per_s),
         after_update=look_at_weights(runner.model, executor),

@@ -9,6 +9,7 @@ from sglang_prefill_ext.forward.upload import ForwardCompletion
 def test_values_arrive_as_float32() -> None:
     with torch.inference_mode():
         completion = ForwardCompletion(torch.tensor([0.5, -1.25]))
+    assert completion.done()
     values = completion.wait()
     assert values.tolist() == [0.5, -1.25]
     assert values.dtype == np.float32

@@ -83,6 +83,11 @@ class StubCompletion:
     ) -> None:
         self._executor, self._owners, self._values = executor, owners, values
         self._number = len(executor.launches)
+        self._looks = executor.looks
+
+    def done(self) -> bool:
+        self._looks -= 1
+        return self._looks < 0
 
     def wait(self) -> Float32Array:
         executor = self._executor
@@ -98,10 +103,12 @@ class StubCompletion:
 class StubExecutor:
     """Computes `_value` of every row; launches and waits of given numbers (from 1) fail.
 
-    So does every launch with a token of the job `guilty`.
+    So does every launch with a token of the job `guilty`. A rank that is alone looks so often at a
+    forward before that is done.
     """
 
     asynchronous: bool
+    looks: int = 0
     failing_launches: frozenset[int] = frozenset()
     failing_waits: frozenset[int] = frozenset()
     guilty: int | None = None
@@ -154,6 +161,7 @@ class Simulation:
 
     executor: StubExecutor
     policy: SchedulingPolicy = POLICY
+    alone: bool = False
     requests: list[PlainRequest] = field(default_factory=list)
     results: dict[int, PackedResult] = field(default_factory=dict)
     answered_together: list[int] = field(default_factory=list)
@@ -161,7 +169,8 @@ class Simulation:
 
     def __post_init__(self) -> None:
         self.slots = MemoryCache(keeps=False)
-        self.runtime = PackedRuntime(self.executor, self._on_answer, self.policy, cache=self.slots)
+        args = (self.executor, self._on_answer, self.policy)
+        self.runtime = PackedRuntime(*args, cache=self.slots, alone=self.alone)
 
     def _on_answer(self, ended: Sequence[Ended]) -> None:
         self.answered_together.append(len(ended))
@@ -197,7 +206,10 @@ class Simulation:
         assert launched == (1 if waiting and launch else 0)
         if launched and self.executor.launched_of != launched_before:
             assert self.executor.num_tokens[-1] >= least
-        assert progressed == bool(launched or in_flight)
+        collected = in_flight + launched - len(self.executor.in_flight)
+        assert progressed == bool(launched or collected)
+        if in_flight and not launched and not self.alone:
+            assert collected == in_flight
         assert len(self.executor.in_flight) <= (1 if self.executor.asynchronous else 0)
 
     def abort(self, number: int | None) -> None:
@@ -254,13 +266,16 @@ FAILURES = st.frozensets(st.integers(1, 20), max_size=3)
 EXECUTORS = st.builds(
     StubExecutor,
     asynchronous=st.booleans(),
+    looks=st.integers(0, 3),
     failing_launches=FAILURES,
     failing_waits=FAILURES,
 )
 
 
-def _simulate(executor: StubExecutor, policy: SchedulingPolicy, calls: list[Call]) -> Simulation:
-    simulation = Simulation(executor, policy)
+def _simulate(
+    executor: StubExecutor, policy: SchedulingPolicy, calls: list[Call], *, alone: bool = False
+) -> Simulation:
+    simulation = Simulation(executor, policy, alone)
     for name, argument in calls:
         if name == "restart":
             simulation.runtime.restart_waiting()
@@ -271,11 +286,11 @@ def _simulate(executor: StubExecutor, policy: SchedulingPolicy, calls: list[Call
     return simulation
 
 
-@given(EXECUTORS, POLICIES, CALLS)
+@given(EXECUTORS, POLICIES, CALLS, st.booleans())
 def test_every_job_is_answered_once_with_its_own_values(
-    executor: StubExecutor, policy: SchedulingPolicy, calls: list[Call]
+    executor: StubExecutor, policy: SchedulingPolicy, calls: list[Call], alone: bool
 ) -> None:
-    simulation = _simulate(executor, policy, calls)
+    simulation = _simulate(executor, policy, calls, alone=alone)
     assert len(simulation.results) == len(simulation.requests)
     for number, result in simulation.results.items():
         assert (result.status is Status.ABORTED) == (number in simulation.aborted)
@@ -334,7 +349,8 @@ def test_first_come_first_served_is_in_order_of_arrival(
 def test_two_ranks_that_get_the_same_calls_launch_the_same_forwards(
     executor: StubExecutor, policy: SchedulingPolicy, calls: list[Call]
 ) -> None:
-    other = StubExecutor(executor.asynchronous, executor.failing_launches, executor.failing_waits)
+    fails = executor.failing_launches, executor.failing_waits
+    other = StubExecutor(executor.asynchronous, executor.looks + 1, *fails)  # a slower device
     first, second = _simulate(executor, policy, calls), _simulate(other, policy, calls)
     assert executor.launches == other.launches
     assert list(first.results) == list(second.results)
@@ -373,6 +389,28 @@ def test_without_an_executor_every_job_is_declined_with_the_reason() -> None:
     assert [(result.status, result.message) for result in results] == [(Status.DECLINED, "pooling")]
     assert not runtime.busy
     assert not runtime.step()
+
+
+def test_a_rank_that_is_alone_launches_what_arrives_behind_a_forward_that_runs() -> None:
+    executor = StubExecutor(asynchronous=True, looks=2)
+    simulation = Simulation(executor, alone=True)
+    simulation.submit(SMALL)
+    simulation.step()
+    assert not simulation.runtime.step()  # it is not done, and nothing else is to be launched
+    simulation.submit(SMALL)
+    simulation.runtime.step()
+    assert executor.launches == [[0], [1]]
+    assert list(simulation.results) == [0]  # two forwards are in flight at most
+    simulation.finish()
+    assert list(simulation.results) == [0, 1]
+
+
+def test_ranks_that_compute_together_wait_for_a_forward_that_runs() -> None:
+    simulation = Simulation(StubExecutor(asynchronous=True, looks=2))
+    simulation.submit(SMALL)
+    simulation.step()
+    assert simulation.runtime.step()
+    assert list(simulation.results) == [0]
 
 
 def test_a_gpu_computes_one_forward_while_the_next_is_prepared() -> None:
