@@ -20,8 +20,10 @@ from sglang_prefill_ext.attach.mailbox import Mailbox, socket_of
 from sglang_prefill_ext.attach.session import Session
 from sglang_prefill_ext.errors import EngineUnavailableError
 from sglang_prefill_ext.frontend.exchange import unique_name
+from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.process.collector import Collector, GcAction, GcReport
+from sglang_prefill_ext.wire.packed import PackedRows, to_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -157,6 +159,9 @@ class EngineConnection:
             elif self._connected and time.monotonic() >= self._hello_s:
                 self._say_hello()
 
+    def _send_rows(self, rid: str, rows: PackedRows, options: RequestOptions) -> None:
+        self._send(messages.Rows(rid, to_bytes(rows), options))
+
     def _send(self, message: messages.FromFrontend) -> None:
         self._mailbox.send(messages.encode(message))
 
@@ -170,7 +175,7 @@ class EngineConnection:
                 return  # a second hello was sent before the answer to the first one
             self._close("The engine is another one now. Try again.")
         try:
-            self._session = Session(facts, self._send, self._metrics)
+            self._session = Session(facts, self._send_rows, self._send, self._metrics)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # also a panic in Rust

@@ -18,7 +18,7 @@ from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.texts.libraries import faithful_copy
 from sglang_prefill_ext.texts.text_encoder import TextEncoder
 from sglang_prefill_ext.wire.arrays import FlatRows, Int32Array
-from sglang_prefill_ext.wire.packed import PackedResult, PackedRows, to_bytes
+from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.prefix_policy import repeated_prefixes
 from sglang_prefill_ext.wire.status import Status, end_with_http
 
@@ -27,14 +27,16 @@ class Session:
     """The `SchedulerLink` of a front end in another process than the engine.
 
     Args:
-        send: passes a message for the engine on, without waiting.
+        send_rows: passes rows for the engine on under a name, without waiting.
+        send: passes another message on, without waiting.
         metrics: counts of this process.
     """
 
     def __init__(
         self,
         facts: messages.Facts,
-        send: Callable[[messages.FromFrontend], None],
+        send_rows: Callable[[str, PackedRows, RequestOptions], None],
+        send: Callable[[messages.Stock | messages.Abort], None],
         metrics: FrontendMetrics,
     ) -> None:
         self.facts = facts
@@ -56,7 +58,7 @@ class Session:
             prefixes=repeated_prefixes(facts.config, caching=facts.caching),
         )
         self.scoring, self.embedding = ScoreFrontend(self.path), EmbedFrontend(self.path)
-        self._send = send
+        self._send_rows, self._send = send_rows, send
         self._sent: set[str] = set()
         self._stock: dict[str, asyncio.Future[messages.StockAnswer]] = {}
         self._closed = ""
@@ -112,7 +114,7 @@ class Session:
     def send(self, rid: str, rows: PackedRows, options: RequestOptions) -> None:
         self._require_open()
         self._sent.add(rid)
-        self._send(messages.Rows(rid, to_bytes(rows), options))
+        self._send_rows(rid, rows, options)
 
     def abort(self, rid: str) -> None:
         self._sent.discard(rid)

@@ -6,27 +6,20 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 
-from sglang_prefill_ext.attach.messages import (
-    Abort,
-    FromFrontend,
-    Rows,
-    RowsAnswer,
-    Stock,
-    StockScore,
-    StockVectors,
-)
+from sglang_prefill_ext.attach.messages import Abort, RowsAnswer, Stock
 from sglang_prefill_ext.attach.session import Session
 from sglang_prefill_ext.errors import EngineUnavailableError, PackedForwardError
 from sglang_prefill_ext.fleet.dispatch import Dispatcher
 from sglang_prefill_ext.fleet.whole import WholeRequests
-from sglang_prefill_ext.wire.packed import PackedResult, rows_from_bytes
+from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.status import Status
 
 logger = logging.getLogger(__name__)
 
 
 class Calls:
-    """Takes the messages that a session sends to its engine; here, that is the whole fleet."""
+    """Takes the calls that a session sends to its engine; here, that is the whole fleet."""
 
     def __init__(self, dispatcher: Dispatcher, whole: WholeRequests) -> None:
         self._dispatcher = dispatcher
@@ -36,15 +29,18 @@ class Calls:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def take(self, session: Session, message: FromFrontend) -> None:
-        """Serve a call of the session, or end one."""
-        match message:
-            case Rows():
-                self._begin(message.rid, self._serve(session, message))
-            case StockScore() | StockVectors():
-                self._begin(message.rid, self._hand_on(session, message))
-            case Abort() if message.rid in self._tasks:
-                self._tasks[message.rid].cancel()
+    def take_rows(
+        self, session: Session, rid: str, rows: PackedRows, options: RequestOptions
+    ) -> None:
+        """Serve rows of the session."""
+        self._begin(rid, self._serve(session, rid, rows, options))
+
+    def take(self, session: Session, message: Stock | Abort) -> None:
+        """Serve another call of the session, or end one."""
+        if not isinstance(message, Abort):
+            self._begin(message.rid, self._hand_on(session, message))
+        elif (task := self._tasks.get(message.rid)) is not None:
+            task.cancel()
 
     def cancel(self) -> None:
         for task in self._tasks.values():
@@ -54,14 +50,15 @@ class Calls:
         task = self._tasks[rid] = asyncio.ensure_future(work)
         task.add_done_callback(lambda _: self._tasks.pop(rid, None))
 
-    async def _serve(self, session: Session, message: Rows) -> None:
+    async def _serve(
+        self, session: Session, rid: str, rows: PackedRows, options: RequestOptions
+    ) -> None:
         try:
-            rows = rows_from_bytes(message.row_bytes)
-            result = await self._dispatcher.answer(rows, message.options)
+            result = await self._dispatcher.answer(rows, options)
         except Exception as error:
             logger.exception("A packed request could not be divided")
             result = PackedResult(Status.FAILED, f"{type(error).__name__}: {error}")
-        session.deliver(RowsAnswer(message.rid, result))
+        session.deliver(RowsAnswer(rid, result))
 
     async def _hand_on(self, session: Session, call: Stock) -> None:
         try:

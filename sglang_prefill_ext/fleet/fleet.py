@@ -168,6 +168,7 @@ class Fleet:
             self._session.close("The fleet serves another model now. Try again.")
         self._session = Session(
             offer.facts,
+            lambda rid, rows, options: self._calls.take_rows(self.session, rid, rows, options),
             lambda message: self._calls.take(self.session, message),
             self._metrics,
         )

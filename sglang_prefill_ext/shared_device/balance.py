@@ -6,7 +6,7 @@ The data-parallel controller and the router of a fleet share the rule `soonest`.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -15,21 +15,20 @@ from numpy.typing import NDArray
 MAX_HOMES = 4096
 """How many prefixes are remembered; beyond that, the least recently used one is forgotten."""
 
-Number = TypeVar("Number", np.int64, np.float64)
 Home = TypeVar("Home")
 
 
-def soonest(waiting: NDArray[Number], saved: NDArray[Number]) -> int:
+def soonest(waiting: Sequence[float], saved: Sequence[float]) -> int:
     """Return the place where a request is done first; among equals the first one.
 
     A place that has the request's prefix gets it, unless its queue exceeds the shortest one by more
     than the prefix saves.
 
     Args:
-        waiting: cost of the work that waits at each place, in any unit; ``[places]``.
-        saved: cost that each place saves because it has the prefix; ``[places]``.
+        waiting: cost of the work that waits at each place, in any unit.
+        saved: cost that each place saves because it has the prefix.
     """
-    return int((waiting - saved).argmin())
+    return min(range(len(waiting)), key=lambda place: waiting[place] - saved[place])
 
 
 class Homes(Generic[Home]):
@@ -96,10 +95,10 @@ class SchedulerLoads:
         """
         key = hash((adapter, prefix))
         home = self._homes.get(key) if prefix else None
-        saved = np.zeros_like(self._sent)
+        saved = [0] * len(self._sent)
         if home is not None:
             saved[home] = prefix_tokens
-        rank = soonest(self.outstanding, saved)
+        rank = soonest(self.outstanding.tolist(), saved)
         self._sent[rank] += tokens
         if prefix:
             self._homes.remember(key, rank)

@@ -94,6 +94,16 @@ class RowCosts:
         return len(self.tokens)
 
     @property
+    def num_tokens(self) -> int:
+        """Of all suffixes."""
+        return int(self.tokens.sum())
+
+    @property
+    def num_pairs(self) -> int:
+        """Of all suffixes."""
+        return int(self.pairs.sum())
+
+    @property
     def prefix_pairs(self) -> int:
         return self.prefix_tokens * (self.prefix_tokens + 1) // 2
 
@@ -110,10 +120,9 @@ class RowCosts:
             rows: of the part; None for all rows.
             prefix_cached: the replica has the K/V of the prefix.
         """
-        suffixes = self.tokens if rows is None else self.tokens[rows]
-        pairs = self.pairs if rows is None else self.pairs[rows]
-        fresh = not prefix_cached
-        return speed.seconds(
-            int(suffixes.sum()) + fresh * self.prefix_tokens,
-            int(pairs.sum()) + fresh * self.prefix_pairs,
-        )
+        tokens, pairs = self.num_tokens, self.num_pairs
+        if rows is not None and len(rows) < len(self):
+            tokens, pairs = int(self.tokens[rows].sum()), int(self.pairs[rows].sum())
+        if not prefix_cached:
+            tokens, pairs = tokens + self.prefix_tokens, pairs + self.prefix_pairs
+        return speed.seconds(tokens, pairs)

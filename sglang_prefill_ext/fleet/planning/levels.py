@@ -10,34 +10,31 @@ No division over these replicas ends sooner, as all of them compute without a pa
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul, truediv
 
-from sglang_prefill_ext.fleet.planning.assignment import Floats
 
-
-def levels_of(starts: Floats, rates: Floats, work: float) -> Floats:
-    """Return the level of the first replica, of the first two, and so on; float64 ``[replicas]``.
+def levels_of(starts: Sequence[float], rates: Sequence[float], work: float) -> list[float]:
+    """Return the level of the first replica, of the first two, and so on.
 
     Args:
-        starts: seconds until each begins; float64 ``[replicas]``.
-        rates: work a second, > 0; float64 ``[replicas]``.
+        starts: seconds until each begins.
+        rates: work a second of each, > 0.
     """
-    levels: Floats = (work + (rates * starts).cumsum()) / rates.cumsum()
-    return levels
+    ahead = accumulate(map(mul, rates, starts), initial=work)
+    next(ahead)
+    return list(map(truediv, ahead, accumulate(rates)))
 
 
-def most_useful(starts: Floats, rates: Floats, work: float) -> NDArray[np.int64]:
+def most_useful(starts: Sequence[float], rates: Sequence[float], work: float) -> list[int]:
     """Return the indices of the replicas that are of use: each begins before their common level.
 
     They are in the order of the work that they would have done by then, the most first. Of equally
     fast replicas, the first ``k`` have the lowest level of any ``k``.
     """
-    order = starts.argsort(kind="stable")
-    levels = levels_of(starts[order], rates[order], work)
-    reached = starts[order] < levels
-    count = len(order) if reached.all() else int(reached.argmin())
-    used: NDArray[np.int64] = order[:count]
-    done = (levels[count - 1] - starts[used]) * rates[used]
-    useful: NDArray[np.int64] = used[(-done).argsort(kind="stable")]
-    return useful
+    order = sorted(range(len(starts)), key=starts.__getitem__)
+    levels = levels_of([starts[at] for at in order], [rates[at] for at in order], work)
+    used = [at for at, level in zip(order, levels, strict=True) if starts[at] < level]
+    level = levels[len(used) - 1]
+    return sorted(used, key=lambda at: (starts[at] - level) * rates[at])

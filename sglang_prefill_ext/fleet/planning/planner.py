@@ -1,15 +1,22 @@
 """Divides the rows of a request over replicas, so that the whole of it is answered soonest. Pure.
 
-`levels` says which replicas are of use, and `assignment` gives them rows.
+`levels` says which replicas are of use, and `assignment` gives them rows. Replicas are few, so they
+are lists of floats: a call of numpy costs as much as a dozen of them.
 """
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import nsmallest
+from itertools import accumulate
+from operator import attrgetter
+from statistics import fmean
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sglang_prefill_ext.fleet.planning.assignment import Floats, assign, ends_of
 from sglang_prefill_ext.fleet.planning.cost import RowCosts, Rows, Speed
@@ -85,105 +92,132 @@ def plan(costs: RowCosts, replicas: Sequence[ReplicaState], *, extra_work: float
         Parts that have every row exactly once, in the order of `replicas`; none if no replica is
         available.
     """
-    if not any(each.available for each in replicas):
+    available = [(number, each) for number, each in enumerate(replicas) if each.available]
+    if not available:
         return []
-    fleet = _Fleet.of(costs, replicas).soonest_free(MAX_PARTS)
-    whole = fleet.soonest_whole()
-    owner = _division(fleet, whole, extra_work)
+    mean = _mean([state.speed for _, state in available])
+    fleet = _fleet_of(costs, available, mean)
+    whole = soonest([each.uncached_s for each in fleet], [each.saved_s for each in fleet])
+    owner = _division(costs, fleet, fleet[whole], mean, extra_work)
     if owner is None:
-        return [Part(int(fleet.numbers[whole]), np.arange(len(costs)))]
+        return [Part(fleet[whole].number, np.arange(len(costs)))]
     return [
-        Part(int(fleet.numbers[place]), np.flatnonzero(owner == place))
+        Part(fleet[place].number, np.flatnonzero(owner == place))
         for place in np.unique(owner).tolist()
     ]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Fleet:
-    """The replicas that may get parts, as arrays; float64 ``[replicas]`` unless stated otherwise.
+class _Place(NamedTuple):
+    """A replica that may get rows of a request; seconds are its own.
 
-    Work is in seconds of a replica of mean speed, and "own seconds" are those of the replica
-    itself. Each replica has one slowness for rows of all lengths. This is exact if speeds differ
-    by a factor, and close if those of attention and of tokens differ by different factors.
+    A unit of work is a second of a replica of mean speed. A replica has one rate for rows of all
+    lengths. This is exact if speeds differ by a factor, and close if those of attention and of
+    tokens differ by different factors.
 
     Attributes:
-        numbers: indices among the replicas that the planner was given; int64.
-        weights: work of every row; ``[rows]``.
-        waiting: own seconds until it is free.
-        overhead: own seconds of a launch, and of the prefix unless that is cached.
-        saved: own seconds of the prefix, where it is cached.
-        slowness: own seconds for a second of work.
+        number: its index among the replicas that the planner was given.
+        start_s: until it computes a first row.
+        saved_s: of the prefix, where it is cached.
+        rows_s: of all rows.
+        rate: work a second.
+        overhead: work of a launch, and of the prefix unless that is cached.
     """
 
-    numbers: NDArray[np.int64]
-    weights: Floats
-    waiting: Floats
-    overhead: Floats
-    saved: Floats
-    slowness: Floats
-
-    @classmethod
-    def of(cls, costs: RowCosts, replicas: Sequence[ReplicaState]) -> _Fleet:
-        numbers = [number for number, each in enumerate(replicas) if each.available]
-        waiting, cached = np.array(
-            [(replicas[each].outstanding_s, replicas[each].has_prefix) for each in numbers]
-        ).T
-        speeds = [replicas[each].speed for each in numbers]
-        launch, token, pair, most = np.array(
-            [(each.launch_s, each.token_s, each.pair_s, each.max_forward_tokens) for each in speeds]
-        ).T
-        tokens, pairs = int(costs.tokens.sum()), int(costs.pairs.sum())
-        weights = (costs.tokens * token.sum() + costs.pairs * pair.sum()) / len(speeds)
-        further = np.maximum(0, (costs.prefix_tokens + tokens) / most - 1)
-        own = tokens * token + pairs * pair + further * launch
-        prefix = costs.prefix_tokens * token + costs.prefix_pairs * pair
-        times = (waiting, launch + (1 - cached) * prefix, cached * prefix, own / weights.sum())
-        return cls(np.array(numbers, dtype=np.int64), weights, *times)
-
-    def soonest_free(self, count: int) -> _Fleet:
-        """The `count` replicas that can begin soonest; all if there are no more."""
-        if len(self.numbers) <= count:
-            return self
-        near = np.sort(self.starts.argpartition(count)[:count])
-        times = (self.waiting, self.overhead, self.saved, self.slowness)
-        return _Fleet(self.numbers[near], self.weights, *(each[near] for each in times))
+    number: int
+    start_s: float
+    saved_s: float
+    rows_s: float
+    rate: float
+    overhead: float
 
     @property
-    def starts(self) -> Floats:
-        """Own seconds until it computes a first row."""
-        return self.waiting + self.overhead
+    def end_s(self) -> float:
+        """Until it has computed the whole request."""
+        return self.start_s + self.rows_s
 
-    def soonest_whole(self) -> int:
-        """Index of the replica on which the whole request ends first."""
-        uncached = self.starts + self.saved + self.slowness * self.weights.sum()
-        return soonest(uncached, self.saved)
+    @property
+    def uncached_s(self) -> float:
+        """The same, if the prefix were not cached."""
+        return self.end_s + self.saved_s
 
 
-def _division(fleet: _Fleet, whole: int, extra_work: float) -> Rows | None:
+def _mean(speeds: Sequence[Speed]) -> Speed:
+    """The mean time of a token and of a pair; launches are no work of rows."""
+    tokens_s, pairs_s = [each.token_s for each in speeds], [each.pair_s for each in speeds]
+    return Speed(0.0, fmean(tokens_s), fmean(pairs_s))
+
+
+def _fleet_of(
+    costs: RowCosts, available: Sequence[tuple[int, ReplicaState]], mean: Speed
+) -> list[_Place]:
+    """Return the `MAX_PARTS` replicas that can begin soonest, in their order."""
+    tokens, pairs = costs.num_tokens, costs.num_pairs
+    work, fleet = mean.seconds(tokens, pairs), []
+    for number, state in available:
+        speed = state.speed
+        prefix_s = costs.prefix_tokens * speed.token_s + costs.prefix_pairs * speed.pair_s
+        saved_s = prefix_s if state.has_prefix else 0.0
+        overhead_s = speed.launch_s + prefix_s - saved_s
+        further = max(0.0, (costs.prefix_tokens + tokens) / speed.max_forward_tokens - 1)
+        rows_s = tokens * speed.token_s + pairs * speed.pair_s + further * speed.launch_s
+        rate = work / rows_s
+        start_s = state.outstanding_s + overhead_s
+        fleet.append(_Place(number, start_s, saved_s, rows_s, rate, overhead_s * rate))
+    return sorted(nsmallest(MAX_PARTS, fleet, key=attrgetter("start_s")))
+
+
+def _division(
+    costs: RowCosts, fleet: Sequence[_Place], whole: _Place, mean: Speed, extra_work: float
+) -> Rows | None:
     """Return the index in the fleet of every row's replica; None if the request stays whole."""
-    if extra_work < 0 or min(len(fleet.numbers), len(fleet.weights)) == 1:
+    if extra_work < 0 or min(len(fleet), len(costs)) == 1:
         return None
-    starts, work = fleet.starts, float(fleet.weights.sum())
-    rates = 1 / fleet.slowness
-    overheads = fleet.overhead * rates
-    chosen = most_useful(starts, rates, work)[: len(fleet.weights)]
-    levels = levels_of(starts[chosen], rates[chosen], work)
-    longest = (starts + fleet.weights.max() * fleet.slowness)[chosen].min()
-    extra = np.maximum(0, overheads[chosen].cumsum() - overheads[whole])
-    allowed = extra_work * (work + overheads[whole])
-    prices = np.maximum(levels, longest) + WORTH * extra
-    prices[extra > allowed] = np.inf
-    best, owner = starts[whole] + work * fleet.slowness[whole], None
-    count = int(prices.argmin()) + 1
-    while count > 1 and prices[count - 1] < best:
-        own = chosen[:count]
-        places = assign(fleet.weights, starts[own], fleet.slowness[own])
-        end = float(ends_of(places, fleet.weights, starts[own], fleet.slowness[own]).max())
-        price = end + WORTH * float(extra[count - 1])
-        if price >= best:
+    work = whole.rows_s * whole.rate
+    useful = most_useful([each.start_s for each in fleet], [each.rate for each in fleet], work)
+    own = [fleet[place] for place in useful[: len(costs)]]
+    levels = levels_of([each.start_s for each in own], [each.rate for each in own], work)
+    extra = [max(0.0, each - whole.overhead) for each in accumulate(each.overhead for each in own)]
+    allowed = extra[: bisect_right(extra, extra_work * (work + whole.overhead))]
+    least = min(map(_price, levels[1:], allowed[1:]), default=math.inf)
+    if least >= whole.end_s:
+        return None  # it would not pay even if rows could be cut
+    places = _cheapest(costs.rows_s(mean), own, levels, allowed, whole.end_s)
+    return None if places is None else np.array(useful)[places]
+
+
+def _price(end_s: float, extra: float) -> float:
+    """The end of a request, in seconds, and a charge for its extra work."""
+    return end_s + WORTH * extra
+
+
+def _cheapest(
+    weights: Floats,
+    own: Sequence[_Place],
+    levels: Sequence[float],
+    extra: Sequence[float],
+    most: float,
+) -> Rows | None:
+    """Divide rows over the first replicas of `own`; return the index there of every row's replica.
+
+    Args:
+        weights: work of every row.
+        levels, extra: of the first replica, of the first two, and so on; `extra` may be shorter.
+        most: price of the request as a whole; None is returned if no division is cheaper.
+    """
+    starts = np.array([each.start_s for each in own])
+    slowness = 1 / np.array([each.rate for each in own])
+    longest_s = float((starts + weights.max() * slowness).min())
+    prices = [_price(max(each, longest_s), more) for each, more in zip(levels, extra, strict=False)]
+    owner, count = None, prices.index(min(prices)) + 1
+    while count > 1 and prices[count - 1] < most:
+        some = starts[:count], slowness[:count]
+        places = assign(weights, *some)
+        end_s = float(ends_of(places, weights, *some).max())
+        price = _price(end_s, extra[count - 1])
+        if price >= most:
             break
-        best, owner = price, own[places]
+        most, owner = price, places
         # Rows cannot be cut, so parts end later than the level, and fewer of them may do as well.
-        fewer = int((levels > end * (1 + 1e-9)).sum()) + 1
-        count = fewer if len(fleet.weights) < _FEW_ROWS * count and fewer < count else 0
+        fewer = sum(each > end_s * (1 + 1e-9) for each in levels) + 1
+        count = fewer if len(weights) < _FEW_ROWS * count and fewer < count else 0
     return owner

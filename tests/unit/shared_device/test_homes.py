@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from sglang_prefill_ext.shared_device.balance import MAX_HOMES, Homes, soonest
@@ -20,8 +19,7 @@ from sglang_prefill_ext.shared_device.balance import MAX_HOMES, Homes, soonest
 def test_a_request_goes_where_it_is_done_first(
     waiting: list[int], saved: list[int], place: int
 ) -> None:
-    assert soonest(np.array(waiting), np.array(saved)) == place
-    assert soonest(np.array(waiting, dtype=float), np.array(saved, dtype=float)) == place
+    assert soonest(waiting, saved) == place
 
 
 def test_homes_remember_the_last_one_and_forget_the_longest_unused() -> None:

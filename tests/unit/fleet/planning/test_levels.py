@@ -29,7 +29,7 @@ def test_who_is_of_use_begins_before_the_level_and_others_would_not_lower_it(
     starts, rates = np.array(replicas).T
     used = most_useful(starts, rates, work)
     level = levels_of(starts[used], rates[used], work)[-1]
-    assert len(set(used.tolist())) == len(used) >= 1
+    assert len(set(used)) == len(used) >= 1
     assert (starts[used] <= level).all()
     others = np.setdiff1d(np.arange(len(starts)), used)
     assert (starts[others] >= level * (1 - 1e-9)).all()
@@ -42,6 +42,6 @@ def test_of_equally_fast_ones_the_first_have_the_lowest_level(
     begin, rates = np.array(starts), np.ones(len(starts))
     used = most_useful(begin, rates, work)
     levels = levels_of(begin[used], rates[used], work)
-    for count, level in enumerate(levels.tolist(), 1):
+    for count, level in enumerate(levels, 1):
         lowest = min((work + sum(some)) / count for some in combinations(starts, count))
         assert level == pytest.approx(lowest)
