@@ -9,6 +9,7 @@ import numpy as np
 
 from sglang_prefill_ext.scheduling.failures import AfterFailure, End, Failures, jobs_with_nan
 from sglang_prefill_ext.scheduling.job import Job
+from sglang_prefill_ext.scheduling.launch_time import LaunchTime
 from sglang_prefill_ext.scheduling.planner import Share
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy, choose_jobs
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache
@@ -55,6 +56,7 @@ class Forwards:
         self._end = end
         self._failures = Failures(stats, end, self.requeue, after_failure)
         self._collect_s = 0.0
+        self._launch_time = LaunchTime()
 
     @property
     def asynchronous(self) -> bool:
@@ -65,6 +67,15 @@ class Forwards:
     def flying(self) -> list[Job]:
         """Jobs of the forwards in flight."""
         return [job for launched in self.in_flight for job in launched.jobs]
+
+    @property
+    def is_early(self) -> bool:
+        """Whether the device will be busy for longer than the next launch takes."""
+        if not self.in_flight:
+            return False
+        cost = sum(self._cost(launched) for launched in self.in_flight)
+        running_s = time.monotonic() - self._begun_s(self.in_flight[0])
+        return self._launch_time.is_early(cost, running_s)
 
     def launch_next(self, join_tokens: int) -> bool:
         """Launch the next forward; False if nothing waits. A failure is handled here, not raised.
@@ -149,6 +160,8 @@ class Forwards:
             job.tokens_cached += prefixed.cached(job)
             self._advance(job, share)
         self.in_flight.append(LaunchedForward(launched_jobs, completion, start_s, prefixed))
+        if self.asynchronous:
+            self._launch_time.record_launch(time.monotonic() - start_s)
         self._stats.record_forward(plan.num_tokens, plan.num_rows, prefixed.num_cached)
 
     def _go_without(self, job: Job, jobs: list[Job]) -> None:
@@ -245,9 +258,20 @@ class Forwards:
     def _record_pace(self, launched: LaunchedForward) -> None:
         """Count the time from the launch, or from the end of the forward before it, until now."""
         now = time.monotonic()
-        begun = max(launched.launch_s, self._collect_s)
-        self._stats.record_pace(launched.prefixed.plan.num_tokens, now - begun)
+        busy_s = now - self._begun_s(launched)
+        self._stats.record_pace(launched.num_tokens, busy_s)
+        if self.asynchronous:
+            self._launch_time.record_forward(self._cost(launched), busy_s)
         self._collect_s = now
+
+    def _begun_s(self, launched: LaunchedForward) -> float:
+        """When the device could begin the oldest forward in flight."""
+        return max(launched.launch_s, self._collect_s)
+
+    def _cost(self, launched: LaunchedForward) -> int:
+        """In token equivalents, if graphs replay all forwards that are short enough."""
+        graphs, tokens = self._policy.graphs, launched.num_tokens
+        return graphs.forward(tokens, self._policy.launch_tokens, eager=tokens > graphs.tokens)
 
     def _deliver(self, parts: list[LaunchedJob], values: Float32Array) -> None:
         """Give jobs their values of a forward; those that have all values now are answered."""

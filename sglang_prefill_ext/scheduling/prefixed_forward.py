@@ -212,5 +212,9 @@ class LaunchedForward:
     prefixed: PrefixedForward
 
     @property
+    def num_tokens(self) -> int:
+        return self.prefixed.plan.num_tokens
+
+    @property
     def jobs(self) -> list[Job]:
         return [each.job for each in self.launched_jobs]

@@ -114,9 +114,17 @@ class PackedRuntime:
         passed count. Ending a job early would help no other job there. And if jobs were ended
         untried, a pace that was measured on slow forwards would never be corrected.
         """
-        if self.policy.budget.fits(self.queue.load.tokens, self.queue.load.rows):
+        if self._has_room:
             return math.inf
         return self.stats.tokens_per_s or math.inf
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether the next forward had better be launched later, for a rank that is alone.
+
+        It had if the device is still busy and jobs that arrive meanwhile can join.
+        """
+        return self._alone and self._has_room and self._forwards.is_early
 
     def overdue(self, now_ms: float) -> bool:
         """Whether `expire` would end a job; `now_ms` is Unix time in ms."""
@@ -167,8 +175,8 @@ class PackedRuntime:
         """Launch the next forward, and answer the jobs that earlier forwards completed.
 
         If forwards run asynchronously, the device computes one while the host prepares the next.
-        With nothing to launch, this waits for the forwards in flight. A rank that is alone does not
-        wait: jobs that arrive meanwhile are launched behind them, so the device does not idle.
+        Without a launch, this waits for the forwards in flight. A rank that is alone does not wait:
+        jobs that arrive meanwhile are launched behind them, so the device does not idle.
 
         Args:
             launch: whether to launch.
@@ -222,6 +230,11 @@ class PackedRuntime:
         flying = [job for job in self._forwards.flying if wanted(job)]
         waiting = self.queue.select(wanted)
         self._end(waiting + flying, Status.ABORTED, "The request was aborted.")
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether the next forward has room for all that waits."""
+        return self.policy.budget.fits(self.queue.load.tokens, self.queue.load.rows)
 
     def _plan(self, job: Job) -> tuple[Status, str] | None:
         """Divide a job into pieces; if it cannot be queued, return its final status and why."""

@@ -85,7 +85,9 @@ class PackedWork:
             decoding: whether generations are running.
         """
         join_tokens = self.policy.join_tokens(self.runtime.next_tokens, decoding=decoding)
-        moved = self.runtime.step(launch=join_tokens is not None, join_tokens=join_tokens or 0)
+        # Beside generations, the policy has decided that a forward goes first in this iteration.
+        launch = join_tokens is not None and (decoding or not self.runtime.may_wait)
+        moved = self.runtime.step(launch=launch, join_tokens=join_tokens or 0)
         if moved:
             self.show_queue()
         return moved

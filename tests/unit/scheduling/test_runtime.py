@@ -424,10 +424,42 @@ def test_a_gpu_computes_one_forward_while_the_next_is_prepared() -> None:
     assert simulation.results[0].status is Status.OK
 
 
-def test_waiting_is_told_from_computing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The clock of the runtime, which stands still; `now_s` is to be set."""
     clock = SimpleNamespace(monotonic=lambda: clock.now_s, now_s=1.0)
     for module in ("forwards", "job", "runtime"):
         monkeypatch.setattr(f"sglang_prefill_ext.scheduling.{module}.time", clock)
+    return clock
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_requests_gather_while_the_device_is_busy_and_a_forward_has_room(
+    clock: SimpleNamespace, alone: bool
+) -> None:
+    simulation = Simulation(StubExecutor(asynchronous=True), alone=alone)
+    runtime = simulation.runtime
+    simulation.submit(SMALL)
+    simulation.step()
+    assert not runtime.may_wait  # how long forwards take is not known yet
+    clock.now_s = 2.0
+    runtime.collect()
+    simulation.submit(SMALL)
+    simulation.step()  # as long as the one before: one second
+    simulation.submit(SMALL)
+    assert runtime.may_wait == alone
+    clock.now_s = 2.9
+    assert runtime.may_wait == alone
+    simulation.submit(REQUEST)
+    assert not runtime.may_wait  # more waits than fits
+    runtime.abort("job-3")
+    clock.now_s = 3.1
+    assert not runtime.may_wait
+    runtime.collect()
+    assert not runtime.may_wait
+
+
+def test_waiting_is_told_from_computing(clock: SimpleNamespace) -> None:
     simulation = Simulation(StubExecutor(asynchronous=True))
     simulation.submit(REQUEST)
     for now_s in (3.0, 4.0, 9.0):  # launches; launches and collects; collects

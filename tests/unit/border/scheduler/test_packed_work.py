@@ -88,6 +88,16 @@ def test_with_generations_a_forward_waits_until_it_is_paid_for(
     assert answers == ["a"]
 
 
+@pytest.mark.parametrize("decoding", [False, True])
+def test_a_forward_that_may_wait_goes_first_only_where_the_policy_says_so(
+    work: PackedWork, answers: Answers, monkeypatch: pytest.MonkeyPatch, decoding: bool
+) -> None:
+    monkeypatch.setattr(PackedRuntime, "may_wait", True)
+    submit(work, "a", 3)
+    assert any(work.step(decoding=decoding) for _ in range(5)) is decoding
+    assert answers == (["a"] if decoding else [])
+
+
 @pytest.mark.parametrize("is_short", [False, True])
 def test_where_slots_are_short_no_forward_is_in_flight_beside_generations(
     work: PackedWork, answers: Answers, is_short: bool
