@@ -58,7 +58,8 @@ def save_plot(path: Path, outcomes: Sequence[LaunchOutcome]) -> None:
                 ratios = ratios_of(outcomes, figure, host_ms)
                 panel.plot(list(ratios), list(ratios.values()), "o-", label=f"host {host_ms:g} ms")
             panel.axhline(1.0, color="black", linewidth=0.8, linestyle="--")
-            panel.set(xlabel="load", ylabel=f"{title}, {IN_TIME} over {WAITS}")
+            panel.set(xlabel="load", title=title)
+        panels[0].set_ylabel(f"{IN_TIME}, over\n{WAITS}")
         panels[0].legend(fontsize=7)
 
 
