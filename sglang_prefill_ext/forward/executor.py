@@ -153,6 +153,8 @@ class PackedExecutor:
         Raises:
             RuntimeError: raised by torch, e.g. when memory is exhausted; no memory is kept.
         """
+        if not self._model.causal:
+            plan = replace(plan, layout=replace(plan.layout, causal=False))
         with self._model.stream():
             hidden = None
             if self._replays and self._graphs.asked:
@@ -169,8 +171,6 @@ class PackedExecutor:
     ) -> Tensor:
         """Run a forward kernel by kernel; return the output of `Model.prepare` at the reads."""
         layout, model = plan.layout, self._model
-        if not model.causal:
-            layout = replace(layout, causal=False)
         attention = self._attention(layout)
         ends_only = layout.reads_row_ends
         reads = layout.last_layer_queries() if ends_only else layout.read_positions()

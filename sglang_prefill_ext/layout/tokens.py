@@ -75,7 +75,8 @@ class ForwardLayout:
 
     Args:
         causal: a token sees the tokens of its prompt up to itself. If False, as in an encoder, it
-            sees its whole prompt, so prompts cannot share a prefix.
+            sees its whole prompt, so prompts cannot share a prefix, and each is read at its first
+            token.
 
     Raises:
         PackingError: a group has a prefix although `causal` is False.
@@ -138,7 +139,7 @@ class ForwardLayout:
 
     @property
     def reads_row_ends(self) -> bool:
-        """Whether there is one read a row, at its last token."""
+        """Whether there is one read a row, at its last token; at its first if not `causal`."""
         return all(group.reads_row_ends for group in self.groups)
 
     @cached_property
@@ -152,6 +153,8 @@ class ForwardLayout:
 
     def read_positions(self) -> NDArray[np.int64]:
         """int64 `[reads]`: flat index of each token that is read, in the order of the tokens."""
+        if not self.causal:
+            return self.row_starts
         if self.reads_row_ends:
             return self.row_ends
         lens, ends = [], []
@@ -167,9 +170,9 @@ class ForwardLayout:
     def last_layer_queries(self) -> NDArray[np.int64]:
         """int64 `[R]`, R >= 1: the queries that the last layer needs if `reads_row_ends`.
 
-        They are the last tokens of the rows or, where the forward has no rows, its first token.
+        They are the read tokens of the rows or, where the forward has no rows, its first token.
         """
-        return self.row_ends if self.num_rows else np.zeros(1, np.int64)
+        return self.read_positions() if self.num_rows else np.zeros(1, np.int64)
 
     def positions(self) -> NDArray[np.int64]:
         """int64 `[T]`: position of each token in its own prompt (for rotary embeddings)."""

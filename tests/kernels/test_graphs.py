@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.forward.executor import PackedExecutor
@@ -22,6 +24,9 @@ from sglang_prefill_ext.forward.graphs.replay import PackedGraphs
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.planner import ForwardPlan, plan_forward
 from sglang_prefill_ext.scheduling.split import split_request
+from sglang_prefill_ext.wire.arrays import int_array
+from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.read import Vectors
 from tests.kernels.conftest import COMPILED
 from tests.unit.forward.tiny_model import HIDDEN, TinyModel
 from tests.unit.wire.strategies import VOCAB, PlainRequest
@@ -40,6 +45,26 @@ class DeviceModel(TinyModel):
         self.move(device)
         if not shortens:
             self.last_layer = None
+
+
+class DeviceEncoder(DeviceModel):
+    """A bidirectional model; it makes an embedding of a prompt's first token, or classes.
+
+    Args:
+        classes: how many; 0 for an embedding of length 1.
+    """
+
+    causal = False
+
+    def __init__(self, device: torch.device, classes: int) -> None:
+        super().__init__(device, shortens=False)
+        self.vector_width, self.unit_length = classes or HIDDEN, not classes
+
+    def _run(self, *inputs: Any) -> Tensor:
+        hidden = super()._run(*inputs)
+        if self.unit_length:
+            return normalize(hidden, dim=-1)
+        return (hidden @ self.head[:, : self.vector_width]).softmax(-1)
 
 
 def request(seed: int, prefix: int, *suffixes: int) -> PlainRequest:
@@ -62,6 +87,27 @@ FORWARDS = {
     "several_groups": plan(request(5, 4, 2, 2), request(6, 0, 5, 1), request(7, 3, 20)),
     "long_rows": plan(request(8, 0, 40)),
 }
+
+
+PROMPTS = {
+    "one_row": [[7]],
+    "one_token": [[1]],
+    "padded": [[5, 1, 9]],
+    "exactly_full": [[3, 10, 3]],
+    "many_rows": [[1] * 20 + [2] * 9],
+    "several_groups": [[4], [2, 30], [3]],
+    "as_many_tokens_as_fit": [[1] * 8, [40]],
+}
+"""Tokens of whole prompts, request by request."""
+
+
+def whole_prompts(lens: list[list[int]], width: int) -> ForwardPlan:
+    rng, pieces = np.random.default_rng(sum(map(sum, lens))), []
+    for of_request in lens:
+        tokens = rng.integers(0, VOCAB, sum(of_request), dtype=np.int32)
+        rows = PackedRows(tokens, 0, int_array(of_request), Vectors(width))
+        pieces += split_request(rows, ForwardBudget(1000))
+    return plan_forward(pieces)
 
 
 def executor_with_graphs(
@@ -159,18 +205,31 @@ def test_what_fits_no_graph_runs_eagerly_and_is_counted(device: torch.device) ->
     assert executor.graph_use.forwards == {"too_large": 2, "graph": 1}
 
 
-def test_padding_has_positions_in_every_graph(device: torch.device) -> None:
+def test_graphs_hold_more_tokens_than_a_prompt(device: torch.device) -> None:
     model = DeviceModel(device)
     model.longest_prompt = 20
-    assert executor_with_graphs(model, AttentionWay.FUSED).graph_use.sizes == (16, 20)
-
-
-def test_an_encoder_has_no_graph(device: torch.device) -> None:
-    model = DeviceModel(device)
-    model.causal = False
+    model.positions = model.positions[: model.longest_prompt]
     executor = executor_with_graphs(model, AttentionWay.FUSED)
-    assert executor.graph_use.obstacle.startswith("SGLang's encoders read the lengths")
-    assert np.isfinite(answer(executor, plan(request(9, 0, 3)))).all()
+    assert executor.graph_use.sizes == SIZES
+    assert np.isfinite(answer(executor, plan(request(9, 0, 20, 20)))).all()
+    assert executor.graph_use.forwards == {"graph": 1}
+
+
+@each_way
+@pytest.mark.parametrize("classes", [0, 1, 3])
+def test_replays_of_an_encoder_answer_as_eager_forwards_do(
+    way: AttentionWay, classes: int, device: torch.device
+) -> None:
+    model = DeviceEncoder(device, classes)
+    eager = PackedExecutor(model, readout_bytes=1 << 20, attention=way)
+    graphs = executor_with_graphs(model, way)
+    assert graphs.graph_use.sizes == SIZES
+    forwards = [whole_prompts(lens, model.vector_width) for lens in PROMPTS.values()]
+    for forward in [*forwards, *reversed(forwards)]:
+        found, wanted = answer(graphs, forward), answer(eager, forward)
+        assert found.shape == (forward.num_rows * model.vector_width,)
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)
+    assert graphs.graph_use.forwards == {"graph": 2 * len(PROMPTS)}
 
 
 def test_without_kernels_there_is_no_graph(caplog: pytest.LogCaptureFixture) -> None:

@@ -60,11 +60,12 @@ def _adapters_reason(scheduler: Any, manager: Any) -> StockReason | None:
 
 
 def _has_known_pooling(model: Any) -> bool:
-    kind = type(model.pooler)
-    if type(model).__name__ in ENCODER_ARCHITECTURES:
-        # SGLang's own pooling runs on whole prompts; a sparse head returns no dense vectors.
-        return kind in (Pooler, CrossEncodingPooler)
-    return kind is Pooler and model.pooler.pooling_type == PoolingType.LAST
+    kind, encodes = type(model.pooler), type(model).__name__ in ENCODER_ARCHITECTURES
+    if encodes and kind is CrossEncodingPooler:
+        return True
+    known = PoolingType.CLS if encodes else PoolingType.LAST
+    # A sparse head is of another class; it returns no dense vectors.
+    return kind is Pooler and model.pooler.pooling_type == known
 
 
 def _rotates_by_longest_prompt(runner: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -91,7 +91,7 @@ class SglangVectorModel(SglangModel):
 class SglangEncoder(SglangVectorModel):
     """A bidirectional model: embeddings of the first token, or a cross encoder.
 
-    Rows are whole prompts, so to SGLang's own pooling and heads a packed forward is a plain batch.
+    Rows are whole prompts, which are read at their first tokens.
     """
 
     causal = False
@@ -106,7 +106,7 @@ class SglangEncoder(SglangVectorModel):
         # See `EncoderTraits.token_types`.
         batch.token_type_ids = batch.input_ids // self.vocab_size
         token_ids = batch.input_ids % self.vocab_size
-        with self._numbering(token_ids, batch), self._pooling_at_once(batch):
+        with self._numbering(token_ids, batch), self._reading(read_at, batch):
             output = self._model.forward(token_ids, batch.positions, batch, get_embedding=True)
         vectors: Tensor = output.embeddings
         return vectors.view(len(read_at), -1)  # a head of one class returns a scalar for each row
@@ -133,30 +133,31 @@ class SglangEncoder(SglangVectorModel):
             handle.remove()
 
     @contextmanager
-    def _pooling_at_once(self, batch: PackedForwardBatch) -> Iterator[None]:
-        """Let the head of a cross encoder read the first tokens of all prompts at once.
+    def _reading(self, read_at: Tensor, batch: PackedForwardBatch) -> Iterator[None]:
+        """Let pooling and head see the read tokens alone, each as if it were a prompt of one token.
 
-        SGLang's head reads token 0 of one prompt after the other. It gets one prompt, whose token 0
-        is all these tokens. The result is one row a token again before the activation, which may
-        look across the classes.
+        The head of a cross encoder reads token 0 of one prompt after the other. It gets one prompt,
+        whose token 0 is all these tokens. The result is one row a token again before the
+        activation, which may look across the classes.
         """
         pooler = self._model.pooler
-        if not isinstance(pooler, CrossEncodingPooler):
+        loops = isinstance(pooler, CrossEncodingPooler)
+        lens = torch.ones(1, dtype=torch.int64) if loops else torch.ones_like(read_at)
+        batch.extend_seq_lens = lens
+
+        def choose(_module: object, inputs: Any) -> Any:
+            hidden = inputs[0].index_select(0, read_at)
+            return (hidden[None] if loops else hidden, *inputs[1:])
+
+        def join(_module: object, inputs: Any) -> Any:
+            return inputs[0].squeeze(0)
+
+        with ExitStack() as hooks:
+            hooks.enter_context(pooler.register_forward_pre_hook(choose))
+            if loops:
+                activation = pooler.default_activation_function
+                hooks.enter_context(activation.register_forward_pre_hook(join))
             yield
-            return
-        first = batch.extend_seq_lens.cumsum(0) - batch.extend_seq_lens
-        batch.extend_seq_lens = torch.ones(1, dtype=torch.int64)
-        read = pooler.register_forward_pre_hook(
-            lambda _module, inputs: (inputs[0].index_select(0, first)[None], *inputs[1:])
-        )
-        activate = pooler.default_activation_function.register_forward_pre_hook(
-            lambda _module, inputs: (inputs[0].squeeze(0),)
-        )
-        try:
-            yield
-        finally:
-            read.remove()
-            activate.remove()
 
     @contextmanager
     def _overridden(self, overrides: Overrides | None) -> Iterator[None]:

@@ -1,13 +1,14 @@
 """Decide which forwards graphs can replay, pad them to a graph's size, and count them. Pure numpy.
 
-Padding is one more row after all others, which is not read. It is computed like any other row, so
-its numbers are finite and no other row sees it. It costs nothing but time.
+Padding is one more group after all others, whose rows of one token are not read. They are computed
+like any other row, so their numbers are finite and no other row sees them. They cost nothing but
+time.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -54,9 +55,10 @@ SMALLEST_TOKENS = 16
 class Bucket:
     """The size of a graph; smaller forwards are padded to it.
 
-    In a graph all tokens pass through the whole last layer and the final norm, since any of them
-    may be the end of a row. So the last layer's attention is computed like that of other layers,
-    and its output projection and MLP for more tokens than in an eager forward.
+    In a graph all tokens pass through the whole last layer, the final norm and, if there is one,
+    the head that makes vectors, since any of them may be read. So the last layer's attention is
+    computed like that of other layers, and all that follows for more tokens than in an eager
+    forward.
 
     Attributes:
         tokens: of the padded forward, >= 1.
@@ -69,7 +71,7 @@ class Bucket:
         return groups_of(self.tokens)
 
     def holds(self, layout: ForwardLayout) -> bool:
-        """Whether a forward of rows that are read at their ends can be padded to this size."""
+        """Whether a forward of rows that are read once can be padded to this size."""
         return layout.num_tokens <= self.tokens and len(layout.groups) <= self.groups
 
 
@@ -110,13 +112,13 @@ def pad(
     """Pad a forward to exactly the size of a bucket that holds it.
 
     Returns:
-        A layout whose last row is padding, if any is needed; its token ids; and the last token of
+        A layout whose last group is padding, if any is needed; its token ids; and the read token of
         each row, then zeros. Both are int64 `[bucket.tokens]`.
     """
     assert bucket.holds(layout), "choose a larger bucket"
     missing = bucket.tokens - layout.num_tokens
-    padding = (GroupSpan(0, 0, np.array([missing], np.int32)),) if missing else ()
-    ids, ends = np.zeros((2, bucket.tokens), dtype=np.int64)
+    padding = (GroupSpan(0, 0, np.ones(missing, np.int32)),) if missing else ()
+    ids, read_at = np.zeros((2, bucket.tokens), dtype=np.int64)
     ids[: layout.num_tokens] = token_ids
-    ends[: layout.num_rows] = layout.row_ends
-    return ForwardLayout(layout.groups + padding), ids, ends
+    read_at[: layout.num_rows] = layout.read_positions()
+    return replace(layout, groups=layout.groups + padding), ids, read_at

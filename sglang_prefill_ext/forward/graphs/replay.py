@@ -77,7 +77,7 @@ class PackedGraphs:
             held, stores: see `PrefixedForward`.
 
         Returns:
-            The output of `Model.prepare` at the rows' ends; None: run the forward eagerly.
+            The output of `Model.prepare` at the reads; None: run the forward eagerly.
         """
         reason, graph = self._choice(plan, stores)
         hidden = None
@@ -93,22 +93,15 @@ class PackedGraphs:
         return hidden
 
     def capture(self, max_tokens: int) -> None:
-        """Capture graphs of all sizes up to `max_tokens` >= 1; `use.obstacle` says if it failed.
-
-        No graph is larger than the longest prompt, as its row of padding may have nearly as many
-        tokens as the graph.
-        """
-        largest = min(max_tokens, self._model.longest_prompt or max_tokens)
+        """Capture graphs of all sizes up to `max_tokens` >= 1; `use.obstacle` says if it failed."""
         self.asked = True
         start_s, device = time.monotonic(), self._model.device
         if self._way is AttentionWay.TORCH:
             self.give_up("attention by torch plans its calls on the host")
         elif self._model.recurrence is not None:
             self.give_up("the kernels of recurrent layers are launched by the lengths of prompts")
-        elif not self._model.causal:
-            self.give_up("SGLang's encoders read the lengths of prompts on the host")
         else:
-            buckets, capture = buckets_up_to(largest), capture_for(device)
+            buckets, capture = buckets_up_to(max_tokens), capture_for(device)
             self.use.bytes = kept_bytes(device, lambda: self._try_capture(buckets, capture))
         self.use.seconds = time.monotonic() - start_s
         if not self.use.obstacle:
@@ -183,10 +176,10 @@ class ForwardGraph:
         self.bucket = bucket
         self._model = model
         self._way = way
-        one_token = ForwardLayout((GroupSpan(0, 0, np.ones(1, np.int32)),))
+        one_token = ForwardLayout((GroupSpan(0, 0, np.ones(1, np.int32)),), causal=model.causal)
         attention, arrays = self._inputs(one_token, np.zeros(1, np.int32))
         self._buffer = in_one_buffer(arrays, pinned=False).to(model.device)
-        tokens, positions, self._row_ends, *rest = tensors_in(self._buffer, arrays)
+        tokens, positions, self._read_at, *rest = tensors_in(self._buffer, arrays)
         attention.bind(rest, None if slots is None else slots.page_table)
 
         def attend(layer: int, inputs: LayerInputs) -> Tensor:
@@ -198,19 +191,19 @@ class ForwardGraph:
         self._replay = capture(work)
 
     def run(self, plan: ForwardPlan) -> Tensor:
-        """Replay the graph; return hidden states (or vectors) of the rows' ends, as a copy."""
+        """Replay the graph; return hidden states (or vectors) at the reads, as a copy."""
         _, arrays = self._inputs(plan.layout, plan.token_ids)
         on_cuda = self._model.device.type == "cuda"
         # The replay before this one reads the same buffer; both are on one stream, so in order.
         self._buffer.copy_(in_one_buffer(arrays, pinned=on_cuda), non_blocking=True)
-        return self._replay()[self._row_ends[: len(plan.reads)]]
+        return self._replay()[self._read_at[: len(plan.reads)]]
 
     def _inputs(
         self, layout: ForwardLayout, token_ids: NDArray[np.int32]
     ) -> tuple[Attention, list[NDArray[np.generic]]]:
         """The attention of a padded forward, and all arrays that the graph reads of it."""
         model = self._model
-        layout, ids, row_ends = pad(layout, token_ids, self.bucket)
+        layout, ids, read_at = pad(layout, token_ids, self.bucket)
         attention = kernel_attention(
             layout,
             self._way,
@@ -219,4 +212,4 @@ class ForwardGraph:
             model.device,
             most_groups=self.bucket.groups + 1,  # one more for padding
         )
-        return attention, [ids, layout.positions(), row_ends, *attention.host_arrays()]
+        return attention, [ids, layout.positions(), read_at, *attention.host_arrays()]

@@ -200,11 +200,18 @@ def test_same_rewards(reports: dict[str, Any], family: str, way: str) -> None:
 
 
 @pytest.mark.parametrize("family", ENCODED)
-@pytest.mark.parametrize("way", ["one_forward", "small_budget", "stock"])
+@pytest.mark.parametrize("way", ["one_forward", "small_budget", "graphs", "stock"])
 def test_same_vectors_of_encoders(reports: dict[str, Any], family: str, way: str) -> None:
     vectors = reports[family]["vectors"]
     found, wanted = np.array(vectors[way]), np.array(vectors["hugging_face"])
     _assert_same_vectors(found, wanted)
+
+
+@pytest.mark.parametrize("family", ENCODED)
+def test_graphs_of_encoders_are_replayed(reports: dict[str, Any], family: str) -> None:
+    graphs = reports[family]["graphs"]
+    assert graphs["obstacle"] == ""
+    assert graphs["forwards"] == {"graph": 3}
 
 
 @pytest.mark.parametrize("family", ENCODED)

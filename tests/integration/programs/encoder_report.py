@@ -18,6 +18,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
 from sglang_prefill_ext.border.model.vector_models import SglangEncoder
+from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.errors import PackedForwardError
 from sglang_prefill_ext.forward.executor import PackedExecutor
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
@@ -29,6 +30,8 @@ from sglang_prefill_ext.wire.parts import whole_rows
 from sglang_prefill_ext.wire.read import Vectors
 
 BUDGETS = {"one_forward": 16_384, "small_budget": 300}
+GRAPH_TOKENS = 640
+"""More than all prompts of a shape have, and than one prompt may have."""
 SHAPES = ((0, (1, 5, 130, 200, 64, 64, 3)), (40, (1, 2, 8, 30)), (150, (9, 50, 50)))
 """Tokens of the shared prefix and of the rows behind it."""
 
@@ -55,12 +58,20 @@ def encoder_report(runner: Any, directory: str, packed: Callable[..., Any]) -> d
         name: [value for each in rows for value in packed(model, each, budget)["values"]]
         for name, budget in BUDGETS.items()
     }
+    graphs = PackedExecutor(model, readout_bytes=1 << 20, attention=AttentionWay.FUSED)
+    graphs.capture_graphs(GRAPH_TOKENS)
+    found["graphs"] = [value for each in rows for value in _values(graphs, each)]
     found["stock"] = [value for prompt in flat for value in _stock_vector(runner, prompt)]
     found["hugging_face"] = [value for prompt in flat for value in reference(prompt)]
     forwards = [packed(model, each, BUDGETS["small_budget"])["forwards"] for each in rows]
     shape = (len(flat), model.vector_width)
     vectors = {name: np.reshape(values, shape).tolist() for name, values in found.items()}
-    return {"vectors": vectors, "forwards": forwards, "refused": _refused(model, rows[0])}
+    return {
+        "vectors": vectors,
+        "forwards": forwards,
+        "graphs": graphs.graph_use.as_dict(),
+        "refused": _refused(model, rows[0]),
+    }
 
 
 def _prompts(shape: tuple[int, tuple[int, ...]], config: Any) -> list[Prompt]:
@@ -94,14 +105,20 @@ def _packed_rows(
     )
 
 
+def _values(executor: PackedExecutor, rows: PackedRows) -> list[float]:
+    """The vectors of rows that are computed in one forward."""
+    (piece,) = split_request(rows, ForwardBudget(BUDGETS["one_forward"]))
+    values = executor.launch(plan_forward([piece]), [None], [None]).wait()
+    return values.tolist()  # type: ignore[no-any-return]
+
+
 def _refused(model: SglangEncoder, rows: PackedRows) -> str:
     """The error that the model raises for embeddings in place of tokens."""
     tokens = rows.tokens.copy()
     tokens[0] = -1
     odd = replace(rows, tokens=tokens, overrides=np.zeros((1, 128), np.float32))
-    (piece,) = split_request(odd, ForwardBudget(BUDGETS["one_forward"]))
     try:
-        PackedExecutor(model, readout_bytes=1 << 20).launch(plan_forward([piece]), [None], [None])
+        _values(PackedExecutor(model, readout_bytes=1 << 20), odd)
     except PackedForwardError as error:
         return str(error)
     return ""

@@ -31,6 +31,7 @@ from sglang_prefill_ext.scheduling.planner import plan_forward
 from sglang_prefill_ext.scheduling.split import split_request
 from sglang_prefill_ext.wire.arrays import int_array
 from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.parts import whole_rows
 from sglang_prefill_ext.wire.read import Labels, Vectors
 from tests.unit.forward.kernels import KERNELS
 from tests.unit.forward.tiny_model import HIDDEN, TinyModel
@@ -119,21 +120,27 @@ class VectorModel(TinyModel):
         self.move(device)
 
 
+class EncoderModel(VectorModel):
+    causal = False
+    last_layer = None
+
+
 def of_two_ranks(values: Tensor) -> Tensor:
     return torch.stack((values, values))
 
 
 def launch(executor: PackedExecutor, read: Labels | Vectors, *, cached: int = 0) -> Sent:
-    """A forward of two groups; the first has slots for all of its prefix."""
+    """A forward of two groups; the first has slots for all of its prefix, if a model shares it."""
     pieces = []
     for prefix, rows in ((9, 5), (0, 3)):
         tokens = np.zeros(prefix + 2 * rows, np.int32)
         packed = PackedRows(tokens, prefix, int_array([2] * rows), read)
+        packed = packed if executor.causal else whole_rows(packed)
         pieces += split_request(packed, ForwardBudget(1000))
     plan = plan_forward([pieces[0].behind(cached) if cached else pieces[0], pieces[1]])
     slots = torch.zeros(9, dtype=torch.int64, device=GPU)
     held = [slots[:cached] if cached else None, None]
-    stores = [slots[cached:] if cached < 9 else None, None]
+    stores = [slots[cached:] if cached < 9 and executor.causal else None, None]
     completion: Any = executor.launch(plan, held, stores)
     assert completion.shape == (plan.reads.num_values,)
     return completion  # type: ignore[no-any-return]
@@ -171,11 +178,22 @@ def test_labels_are_read_without_waiting(
     assert executor.graph_use.forwards["graph"] == (12 if replays else 0)
 
 
+@pytest.mark.parametrize("graph_tokens", [0, 64])
 @pytest.mark.parametrize("way", WAYS, ids=str)
-def test_vectors_are_read_without_waiting(gpu: torch.device, way: AttentionWay) -> None:
-    executor = PackedExecutor(VectorModel(gpu), readout_bytes=1 << 10, attention=way)
+@pytest.mark.parametrize("make", [VectorModel, EncoderModel])
+def test_vectors_are_read_without_waiting(
+    gpu: torch.device, make: type[VectorModel], way: AttentionWay, graph_tokens: int
+) -> None:
+    model = make(gpu)
+    executor = PackedExecutor(
+        model, readout_bytes=1 << 10, attention=way, caches_prefixes=model.causal
+    )
+    if graph_tokens:
+        executor.capture_graphs(graph_tokens)
     for width in (HIDDEN, HIDDEN // 2):
         launch(executor, Vectors(width))
+    replays = bool(graph_tokens) and way is not AttentionWay.TORCH
+    assert executor.graph_use.forwards["graph"] == (2 if replays else 0)
 
 
 def test_what_waits_is_seen(gpu: torch.device) -> None:

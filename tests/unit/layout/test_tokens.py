@@ -66,6 +66,11 @@ def test_tokens_of_whole_prompts_see_them_to_their_ends() -> None:
     assert layout((0, 1, 2)).last_keys().tolist() == [0, 1, 2]
 
 
+def test_whole_prompts_are_read_at_their_first_tokens() -> None:
+    forward = replace(layout((0, 0, 2, 3), (0, 0, 1)), causal=False)
+    assert forward.read_positions().tolist() == forward.last_layer_queries().tolist() == [0, 2, 5]
+
+
 @pytest.mark.parametrize("prefix", [(1, 0), (0, 1)])
 def test_whole_prompts_share_no_prefix(prefix: tuple[int, int]) -> None:
     with pytest.raises(PackingError, match="whole prompt"):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sglang.srt.layers.pooler import Pooler, PoolingType
 from sglang.srt.layers.sparse_pooler import SparsePooler
 from sglang.srt.models.bert import BertModel
 from torch import nn
@@ -47,12 +48,17 @@ def test_adapters_that_packed_forwards_do_not_apply_are_declined(
 
 
 @pytest.mark.parametrize(
-    ("lora", "reason"),
-    [(False, "pooling"), (True, "lora_encoder")],  # a sparse head makes no plain vectors
+    ("pooler", "lora", "reason"),
+    [
+        (object.__new__(SparsePooler), False, "pooling"),  # it makes no plain vectors
+        (object.__new__(SparsePooler), True, "lora_encoder"),
+        (Pooler(PoolingType.MEAN, normalize=True), False, "pooling"),
+        (Pooler(PoolingType.LAST, normalize=True), False, "pooling"),
+    ],
 )
-def test_encoders_are_declined(lora: bool, reason: str) -> None:
+def test_encoders_are_declined(pooler: nn.Module, lora: bool, reason: str) -> None:
     model = object.__new__(BertModel)
-    model.__dict__["pooler"] = object.__new__(SparsePooler)
+    model.__dict__["pooler"] = pooler
     scheduler = SimpleNamespace(
         enable_lora=lora,
         is_generation=False,

@@ -1,4 +1,4 @@
-"""Prompts of an encoder are computed at once; on which stream widths are measured."""
+"""An encoder computes prompts at once, also in a graph; on which stream widths are measured."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from sglang.srt.models.bert import BertPooler
 from sglang.srt.models.roberta import RobertaClassificationHead, RobertaEmbedding
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from sglang_prefill_ext.border.model.vector_models import SglangEncoder, SglangVectorModel
 
@@ -92,17 +93,49 @@ def batch_of(prompts: list[list[int]]) -> Any:
     )
 
 
-def packed(model: Encoder, batch: Any) -> tuple[Tensor, int]:
-    """Return what the prompts get, and how many operations that took."""
+def encoder_of(model: Encoder) -> Any:
     encoder: Any = object.__new__(SglangEncoder)
     encoder.vocab_size, encoder._model = VOCABULARY, model
-    read_at = torch.empty(len(batch.extend_seq_lens))
+    return encoder
+
+
+def packed(model: Encoder, batch: Any) -> tuple[Tensor, int]:
+    """Return what the prompts get, and how many operations that took."""
+    lens = batch.extend_seq_lens
+    first = lens.cumsum(0) - lens
     with torch.inference_mode(), Counted() as counted:
-        vectors = encoder._run(batch, read_at)
+        vectors = encoder_of(model)._run(batch, first)
     return vectors, counted.operations
 
 
-@pytest.mark.parametrize(
+class Recorded(TorchDispatchMode):
+    """Records operations, to run them again on what their tensors contain then, as a graph does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, Any, Any, Any]] = []
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        self.calls.append((function, args, kwargs or {}, result))
+        return result
+
+    def replay(self, result: Tensor) -> Tensor:
+        """Run all operations again; return the tensor that `result` was the first time."""
+        made: dict[int, Tensor] = {}
+        for function, args, kwargs, before in self.calls:
+            args, kwargs = tree_map_only(
+                Tensor, lambda tensor: made.get(id(tensor), tensor), (args, kwargs)
+            )
+            after = function(*args, **kwargs)
+            for old, new in zip(tree_leaves(before), tree_leaves(after), strict=True):
+                made[id(old)] = new
+        return made[id(result)]
+
+
+each_head = pytest.mark.parametrize(
     ("head", "classes", "activation"),
     [
         (None, 0, None),
@@ -113,6 +146,9 @@ def packed(model: Encoder, batch: Any) -> tuple[Tensor, int]:
         (BertPooler, 3, None),
     ],
 )
+
+
+@each_head
 @pytest.mark.filterwarnings("ignore:Implicit dimension choice")
 def test_prompts_of_an_encoder_are_not_looped_over(
     head: type | None, classes: int, activation: str | None
@@ -129,6 +165,25 @@ def test_prompts_of_an_encoder_are_not_looped_over(
     assert packed(model, batch_of(PROMPTS * 3))[1] == operations
     hooked = [each for each in model.modules() if each._forward_pre_hooks]
     assert not hooked
+
+
+@each_head
+@pytest.mark.filterwarnings("ignore:Implicit dimension choice")
+def test_what_a_graph_records_depends_on_the_contents_of_its_tensors_alone(
+    head: type | None, classes: int, activation: str | None
+) -> None:
+    torch.manual_seed(0)
+    model = Encoder(head, classes, activation)
+    static = batch_of([[PADDING]] * sum(map(len, PROMPTS)))
+    with torch.inference_mode(), Recorded() as recorded:
+        result = encoder_of(model)._run(static, torch.arange(len(static.input_ids)))
+    batch = batch_of(PROMPTS)
+    static.input_ids.copy_(batch.input_ids)
+    static.positions.copy_(batch.positions)
+    with torch.inference_mode():
+        of_all_tokens = recorded.replay(result)
+    first = batch.positions == 0
+    torch.testing.assert_close(of_all_tokens[first], packed(model, batch)[0])
 
 
 @pytest.mark.parametrize("pooler", [CrossEncodingPooler, Pooler])

@@ -53,7 +53,15 @@ def test_padding_changes_nothing_of_what_is_padded(
     assert not padded_ids[own:].any()
     assert np.array_equal(padded.positions()[:own], forward.positions())
     assert np.array_equal(padded.segment_starts()[:own], forward.segment_starts())
-    assert (padded.segment_starts()[own:] == own).all()
+    assert np.array_equal(padded.segment_starts()[own:], np.arange(own, tokens))
+    assert not padded.positions()[own:].any()  # so the model need not have so many positions
+
+
+def test_padding_of_whole_prompts_is_whole_prompts() -> None:
+    forward = replace(layout((0, 0, 3, 2)), causal=False)
+    padded, _, read_at = pad(forward, np.zeros(5, np.int32), Bucket(8))
+    assert padded.last_keys().tolist() == [2, 2, 2, 4, 4, 5, 6, 7]
+    assert read_at.tolist() == [0, 3, 0, 0, 0, 0, 0, 0]
 
 
 @given(layouts(max_groups=6), st.integers(1, 600))
@@ -62,10 +70,10 @@ def test_the_ends_of_rows_are_read_and_behind_them_something(
 ) -> None:
     bucket = Bucket(tokens)
     assume(forward.num_rows and bucket.holds(forward))
-    _, _, row_ends = pad(forward, np.zeros(forward.num_tokens, np.int32), bucket)
-    assert row_ends.shape == (bucket.tokens,)
-    assert np.array_equal(row_ends[: forward.num_rows], forward.row_ends)
-    assert not row_ends[forward.num_rows :].any()
+    _, _, read_at = pad(forward, np.zeros(forward.num_tokens, np.int32), bucket)
+    assert read_at.shape == (bucket.tokens,)
+    assert np.array_equal(read_at[: forward.num_rows], forward.row_ends)
+    assert not read_at[forward.num_rows :].any()
 
 
 @pytest.mark.parametrize(
