@@ -111,19 +111,15 @@ def with_held(inputs: LayerInputs, held: Held) -> LayerInputs:
     return replace(inputs, k=torch.cat([inputs.k, *keys]), v=torch.cat([inputs.v, *values]))
 
 
-def write_page_table(held: Sequence[Tensor | None], table: Tensor) -> None:
-    """Write the slots of all held prefixes into a page table, group after group.
+def held_slots(held: Sequence[Tensor | None]) -> Tensor | None:
+    """Return the slots of all held prefixes, group after group; None if there are none.
 
     Args:
         held: per group its slots, integers `[held]` in the order of the tokens; None: it holds
             none.
-        table: int32, at least as long as all slots together; entries behind them stay as they are.
     """
-    start = 0
-    for slots in held:
-        if slots is not None:
-            table[start : start + len(slots)].copy_(slots)
-            start += len(slots)
+    found = [slots for slots in held if slots is not None]
+    return torch.cat(found) if len(found) > 1 else next(iter(found), None)
 
 
 def gather_held(layout: ForwardLayout, cached: HeldKV | None, page_table: Tensor | None) -> Held:

@@ -123,7 +123,8 @@ class RecurrencePlan:
                 stop = min(stop, start + MOST_STATES)
             own = lens[start:stop]
             tokens = slice(first, first + int(own.sum()))
-            yield Part(tokens, own, np.array(slots[start:stop], dtype=np.int32), keep)
+            states = np.array(slots[start:stop], dtype=np.int32)
+            yield Part(tokens, own, states, keep, self.recurrence.grid)
             start, first = stop, tokens.stop
 
     def _before(self, groups: Ints, of_row: NDArray[np.bool_], back: Ints) -> Ints:

@@ -35,6 +35,9 @@ class Forwards:
         stats: counts what is computed.
         end: called for every job that needs no further forward.
         after_failure: see `Failures`.
+
+    Attributes:
+        asynchronous: whether a launch returns before its forward is done.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class Forwards:
     ) -> None:
         self.queue = policy.new_queue()
         self.in_flight: deque[LaunchedForward] = deque()
+        self.asynchronous = executor is not None and executor.asynchronous
         self._executor = executor
         self._policy = policy
         self._cache = cache
@@ -55,11 +59,6 @@ class Forwards:
         self._end = end
         self._failures = Failures(stats, end, self.requeue, after_failure)
         self._collect_s = 0.0
-
-    @property
-    def asynchronous(self) -> bool:
-        """Whether a launch returns before its forward is done."""
-        return self._executor is not None and self._executor.asynchronous
 
     @property
     def flying(self) -> list[Job]:
@@ -118,7 +117,6 @@ class Forwards:
             held.rollback()
 
     def _launch(self, jobs: list[Job]) -> None:
-        """Launch a forward of at least one job."""
         assert self._executor is not None, "jobs are declined without an executor"
         start_s = time.monotonic()
         for job in jobs:
@@ -127,7 +125,7 @@ class Forwards:
         try:
             prefixed = PrefixedForward(jobs, self._cache)
             plan = prefixed.plan
-            completion = self._executor.launch(plan, prefixed.held, prefixed.stores)
+            completion = self._executor.launch(plan)
         except NoRoomError as error:
             self._go_without(error.job, jobs)
             return
@@ -169,7 +167,7 @@ class Forwards:
         """Whether a large job in the queue is not what it was: divided otherwise, or failed."""
         try:
             cached = self.cached_tokens(job)
-            if cached == job.cut_behind:
+            if cached == job.cached_tokens:
                 return False
             self.queue.drop(job)
             job.cut(self._policy.budget, cached)
@@ -253,7 +251,6 @@ class Forwards:
         self._end(completed, Status.OK, "")
 
     def _keep(self, job: Job) -> None:
-        """Cache the prefix of a completed job."""
         try:
             self.let_go(job, computed=True)
         except Exception as error:

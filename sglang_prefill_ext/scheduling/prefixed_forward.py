@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.planner import ForwardPlan, Share, plan_forward
@@ -36,9 +36,6 @@ class PrefixedForward:
 
     Attributes:
         plan: of the forward, without the tokens that the cache has.
-        held: per group the slots, int64 ``[held]``, of its held prefix; None where nothing is held.
-        stores: per group the slots, int64, where K/V of its first fresh tokens are to be stored;
-            None where none are.
         num_cached: prefix tokens that the cache had at the launch of this forward. Those of a
             divided job count in its first forward only; a shared prefix counts once.
         ends_here: transactions of jobs that have ended or start over, still used by this forward.
@@ -65,18 +62,15 @@ class PrefixedForward:
         except Exception:
             self.rollback()
             raise
-        groups = self.plan.layout.groups
-        self.held: list[Any] = [None] * len(groups)
-        self.stores: list[Any] = [None] * len(groups)
         for job, share in zip(jobs, self.plan.shares, strict=True):
-            transaction, span = self._of(job), groups[share.group]
+            transaction, span = self._of(job), self.plan.layout.groups[share.group]
             if transaction is None:
                 continue
             if span.held:
-                self.held[share.group] = transaction.slots[: span.held]
+                self.plan.held[share.group] = transaction.slots[: span.held]
             stop = min(len(transaction.slots), span.prefix_len)
             if stop > span.held:
-                self.stores[share.group] = transaction.slots[span.held : stop]
+                self.plan.stores[share.group] = transaction.slots[span.held : stop]
 
     def cached(self, job: Job) -> int:
         """Tokens of a job's prefix that this forward took from the cache.
@@ -172,17 +166,8 @@ class Executor(Protocol):
     def causal(self) -> bool:
         """Whether prompts can share a prefix, because no token sees the tokens after it."""
 
-    def launch(
-        self,
-        plan: ForwardPlan,
-        held: Sequence[Any],
-        stores: Sequence[Any],
-    ) -> Completion:
-        """Launch a forward.
-
-        Args:
-            held, stores: see `PrefixedForward`.
-        """
+    def launch(self, plan: ForwardPlan) -> Completion:
+        """Launch a forward."""
 
 
 @dataclass(frozen=True, slots=True)

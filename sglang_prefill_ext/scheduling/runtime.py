@@ -206,13 +206,9 @@ class PackedRuntime:
         The whole id is compared. SGLang compares only the beginning of ids, by which the abort of a
         request named "p" would end all packed ones, whose ids begin with "packed".
         """
-
-        def wanted(job: Job) -> bool:
-            return everything or job.rid == rid
-
-        flying = [job for job in self._forwards.flying if wanted(job)]
-        waiting = self.queue.select(wanted)
-        self._end(waiting + flying, Status.ABORTED, "The request was aborted.")
+        jobs = [*self.queue, *self._forwards.flying]
+        wanted = [job for job in jobs if everything or job.rid == rid]
+        self._end(wanted, Status.ABORTED, "The request was aborted.")
 
     def _plan(self, job: Job) -> tuple[Status, str] | None:
         """Divide a job into pieces; if it cannot be queued, return its final status and why."""

@@ -16,7 +16,6 @@ from torch import Tensor
 from sglang_prefill_ext.attention.dense import DenseAttention
 from sglang_prefill_ext.attention.inputs import PLAIN, AttentionVariant, HeldKV, LayerInputs
 from sglang_prefill_ext.attention.kernels import KernelAttention, kernel_obstacle
-from sglang_prefill_ext.attention.kernels_by_heads import kernel_attention
 from sglang_prefill_ext.attention.prefix_libraries import LIBRARIES
 from sglang_prefill_ext.attention.way import HeadShape
 from sglang_prefill_ext.config import AttentionWay
@@ -103,7 +102,7 @@ class InPlace(Tensor):
 def kernels(
     forward: ForwardLayout, way: AttentionWay, device: torch.device, processors: int = 0
 ) -> KernelAttention:
-    return KernelAttention(forward, way, SHAPE, torch.float32, device, processors=processors)
+    return KernelAttention(forward, way, (SHAPE,), torch.float32, device, processors=processors)
 
 
 @each_layout
@@ -119,7 +118,7 @@ def test_every_token(forward: ForwardLayout, way: AttentionWay, device: torch.de
 def test_layers_whose_heads_differ(way: AttentionWay, device: torch.device) -> None:
     forward = LAYOUTS["one_held_of_three"]
     shapes = (SHAPE, HeadShape(8, 1, 32, 32))
-    attention = kernel_attention(forward, way, shapes, torch.float32, device)
+    attention = KernelAttention(forward, way, shapes, torch.float32, device)
     for shape in shapes:
         inputs = Inputs(forward, device, shape)
         dense, positions = DenseAttention(forward, device), forward.read_positions().tolist()
@@ -130,9 +129,12 @@ def test_layers_whose_heads_differ(way: AttentionWay, device: torch.device) -> N
             torch.testing.assert_close(found, wanted, rtol=0, atol=TOLERANCE)
 
 
-def test_heads_of_one_shape_are_not_looked_up(device: torch.device) -> None:
-    one = kernel_attention(LAYOUTS["rows"], WAYS[0], (SHAPE,), torch.float32, device)
-    assert isinstance(one, KernelAttention)
+def test_heads_of_one_shape_are_not_looked_up(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(LayerInputs, "heads")
+    forward = LAYOUTS["rows"]
+    assert Inputs(forward, device).forward(kernels(forward, WAYS[0], device)).isfinite().all()
 
 
 @each_way

@@ -74,8 +74,9 @@ def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
     cache = prefix_cache_of(scheduler, config, room) if executor.causal else None
     after_failure = Ranks(scheduler).require_usable
     runtime = PackedRuntime(executor, answer, policy, cache=cache, after_failure=after_failure)
+    widths = executor.model.vector_width, executor.model.state_width
     return RuntimeSetup(
-        *(runtime, executor.graph_use, experts, executor.widths, check, measured.tokens_per_s),
+        *(runtime, executor.graph_use, experts, widths, check, measured.tokens_per_s),
         after_update=look_at_weights(runner.model, executor),
         is_short=room.is_short,
     )
@@ -139,7 +140,6 @@ def _tried(
     )
     measured = calibrate(
         executor,
-        model.device,
         config.max_forward_tokens,
         ranks.largest,
         most_bytes,

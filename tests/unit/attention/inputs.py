@@ -10,7 +10,7 @@ from sglang_prefill_ext.attention.inputs import (
     AttentionVariant,
     HeldKV,
     LayerInputs,
-    write_page_table,
+    held_slots,
 )
 from sglang_prefill_ext.layout.tokens import ForwardLayout
 
@@ -60,9 +60,9 @@ def in_slots(held: list[HeldKV | None]) -> tuple[HeldKV | None, Tensor | None]:
     pool = tuple(x.new_full((len(order), *x.shape[1:]), torch.nan) for x in pairs[0])
     for part, (keys, values) in zip(slots.split(lens), pairs, strict=True):
         pool[0][part], pool[1][part] = keys, values
-    table = torch.empty(len(slots), dtype=torch.int32, device=pool[0].device)
-    write_page_table([None, *slots.split(lens)], table)
-    return (pool[0], pool[1]), table
+    table = held_slots([None, *slots.split(lens)])
+    assert table is not None
+    return (pool[0], pool[1]), table.to(pool[0].device, torch.int32)
 
 
 def _split_heads(key_heads: int, k: Tensor, v: Tensor) -> HeldKV:
