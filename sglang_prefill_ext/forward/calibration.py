@@ -23,7 +23,7 @@ from sglang_prefill_ext.forward.memory import (
     peak_bytes,
 )
 from sglang_prefill_ext.forward.sample_plans import chunk_plans, sample_plan
-from sglang_prefill_ext.scheduling.budget import NO_GRAPHS, ForwardBudget, GraphCost
+from sglang_prefill_ext.scheduling.budget import NO_GRAPHS, UNLIMITED, ForwardBudget, GraphCost
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
 from sglang_prefill_ext.scheduling.prefixed_forward import Executor
 
@@ -87,7 +87,7 @@ def calibrate(
     executor: PackedExecutor,
     max_tokens: int,
     agree: Agree,
-    most_bytes: int | None = None,
+    most_bytes: int = UNLIMITED,
     graph_tokens: int = 0,
 ) -> Calibration:
     """Run a few forwards before anything is served, and capture graphs.
@@ -97,7 +97,7 @@ def calibrate(
     Args:
         max_tokens: most tokens of one forward, as the operator allows.
         agree: makes all ranks plan with the same numbers.
-        most_bytes: the share of the free memory for this scheduler; None for all of it.
+        most_bytes: the share of the free memory for this scheduler.
         graph_tokens: tokens of the largest graph; 0 for none.
 
     Raises:
@@ -119,8 +119,7 @@ def calibrate(
             f"prefill-only: a forward of {max_tokens} tokens failed ({error}). If memory is "
             "exhausted, lower --prefill-only-max-forward-tokens or --mem-fraction-static."
         ) from error
-    free = free_bytes(executor.model.device)
-    own = free if most_bytes is None else min(free, most_bytes - executor.graph_use.bytes)
+    own = min(free_bytes(executor.model.device), most_bytes - executor.graph_use.bytes)
     usable = int(MEMORY_SHARE * own) - memory.fixed_bytes
     per_token, per_row, too_much, launch_tokens, eager_tokens = agree(
         [

@@ -24,10 +24,7 @@ from sglang_prefill_ext.border.model.capability import (
     text_part,
 )
 from sglang_prefill_ext.border.model.expert_settings import expert_settings
-from sglang_prefill_ext.border.model.layer_embeddings import (
-    embeddings_of_layers,
-    look_media_up_as_padding,
-)
+from sglang_prefill_ext.border.model.layer_embeddings import look_media_up_as_padding
 from sglang_prefill_ext.border.model.model_classes import POSITIONS_FROM_1, RESIDUAL_ON_BATCH
 from sglang_prefill_ext.border.model.packed_batch import (
     Adapters,
@@ -160,9 +157,7 @@ class SglangModel:
         self._model = text_part(runner.model)
         layers = attention_layers(runner.model)
         last = max(layers, key=lambda layer: layer.layer_id)
-        self._looks_up_again = embeddings_of_layers(runner.model) is not None
-        if self._looks_up_again:
-            look_media_up_as_padding(runner.model)
+        self._looks_up_again = look_media_up_as_padding(runner.model)
         shortens = type(runner.model).__name__ in RESIDUAL_ON_BATCH and not self._looks_up_again
         self.last_layer: int | None = last.layer_id if shortens else None
         self.recurrence = recurrence_of(runner)
