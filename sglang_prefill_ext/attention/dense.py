@@ -115,7 +115,7 @@ class DenseAttention:
     def forward(self, inputs: LayerInputs, cached: HeldKV | None) -> Tensor:
         """See `layers.Attention.forward`."""
         held = gather_held(self._layout, cached, self._page_table)
-        window = self._effective(inputs.variant.window)
+        window = self._effective(inputs.window)
         if window not in self._plans:
             self._plans[window] = (
                 packed_attention(self._layout, self._device)
@@ -129,7 +129,7 @@ class DenseAttention:
         if not self._layout.num_rows:
             return inputs.q.new_zeros(*inputs.q.shape[:2], inputs.v.shape[2])
         held = gather_held(self._layout, cached, self._page_table)
-        window = self._effective(inputs.variant.window)
+        window = self._effective(inputs.window)
         attention = (
             readout_attention(self._layout, self._device)
             if window is None

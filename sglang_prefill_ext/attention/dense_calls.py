@@ -50,7 +50,7 @@ class DenseCall:
             inputs.scale,
             mask=self._mask() if callable(self._mask) else self._mask,
             is_causal=self._is_causal,
-            soft_cap=inputs.variant.soft_cap,
+            soft_cap=inputs.soft_cap,
         )
 
 

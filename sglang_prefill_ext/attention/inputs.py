@@ -13,32 +13,6 @@ from sglang_prefill_ext.attention.way import HeadShape
 from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.layout.tokens import ForwardLayout
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class AttentionVariant:
-    """Options of one layer; the defaults are plain attention.
-
-    Attributes:
-        soft_cap: scores become ``soft_cap * tanh(score / soft_cap)`` before mask and softmax, as in
-            Gemma 2; 0: no cap.
-        window: how many tokens before itself a query sees, by position in its prompt; None: all.
-            Hugging Face's ``sliding_window`` counts the query's own token, too.
-        sinks: ``[H]``, any floating dtype: one more score per head in the denominator of the
-            softmax, as in gpt-oss; None: no sinks.
-    """
-
-    soft_cap: float = 0.0
-    window: int | None = None
-    sinks: Tensor | None = None
-
-    @property
-    def is_plain(self) -> bool:
-        return not self.soft_cap and self.window is None and self.sinks is None
-
-
-PLAIN = AttentionVariant()
-
-
 HeldKV: TypeAlias = tuple[Tensor, Tensor]
 """Keys `[n, KH, D]` and values `[n, KH, Dv]` of one layer: of a held prefix of n tokens, or of a
 pool of n slots, some of which a page table names."""
@@ -76,12 +50,19 @@ class Latents:
 class LayerInputs:
     """Queries, keys and values of one layer, with positions already encoded; any strides.
 
+    The defaults are plain attention.
+
     Attributes:
         q: `[Q, H, D]`, of all tokens of the forward or of those that are read.
         k: `[T, KH, D]` of the whole forward; H is a multiple of KH.
         v: `[T, KH, Dv]` of the whole forward.
         scale: factor of the scores before the softmax.
-        variant: the layer's options.
+        soft_cap: scores become ``soft_cap * tanh(score / soft_cap)`` before mask and softmax, as in
+            Gemma 2; 0: no cap.
+        window: how many tokens before itself a query sees, by position in its prompt; None: all.
+            Hugging Face's ``sliding_window`` counts the query's own token, too.
+        sinks: ``[H]``, any floating dtype: one more score per head in the denominator of the
+            softmax, as in gpt-oss; None: no sinks.
         latents: of which `k` and `v` were made; None: the layer has no latent attention.
     """
 
@@ -89,8 +70,14 @@ class LayerInputs:
     k: Tensor
     v: Tensor
     scale: float
-    variant: AttentionVariant = PLAIN
+    soft_cap: float = 0.0
+    window: int | None = None
+    sinks: Tensor | None = None
     latents: Latents | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        return not self.soft_cap and self.window is None and self.sinks is None
 
     @property
     def heads(self) -> HeadShape:

@@ -101,11 +101,10 @@ class KernelAttention:
 
     def forward(self, inputs: LayerInputs, cached: HeldKV | None) -> Tensor:
         """See `layers.Attention.forward`."""
-        variant = inputs.variant
-        if variant.window is not None:
+        if inputs.window is not None:
             self._layout.require_causal_window()
         tiles = self._only or self._tiles[inputs.heads]
-        if self._library and variant.is_plain:
+        if self._library and inputs.is_plain:
             part = self._library.forward(inputs, cached)
         elif self._merges:
             paged = self._paged(cached)
@@ -158,10 +157,10 @@ def _fused(
         *(inputs.q, inputs.k, inputs.v, plan, inputs.scale),
         cached=cached,
         parts=parts,
-        soft_cap=inputs.variant.soft_cap,
-        window=inputs.variant.window,
+        soft_cap=inputs.soft_cap,
+        window=inputs.window,
         # The sinks must be counted once, so with the own keys only.
-        sinks=inputs.variant.sinks if fused.KeyParts.OWN in parts else None,
+        sinks=inputs.sinks if fused.KeyParts.OWN in parts else None,
     )
 
 
