@@ -13,12 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from sglang_prefill_ext.scheduling.budget import (
-    UNLIMITED,
-    load_of,
-    refusal,
-    retry_after_s,
-)
+from sglang_prefill_ext.scheduling.budget import UNLIMITED, load_of, refusal, retry_after_s
 from sglang_prefill_ext.scheduling.failures import AfterFailure
 from sglang_prefill_ext.scheduling.forwards import Forwards
 from sglang_prefill_ext.scheduling.job import Job
