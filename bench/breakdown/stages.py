@@ -166,7 +166,7 @@ class _Nothing:
         self._values = values
         self.plan: ForwardPlan | None = None
 
-    def launch(self, plan: ForwardPlan, _held: Any, _stores: Any) -> _Nothing:
+    def launch(self, plan: ForwardPlan) -> _Nothing:
         self.plan = plan
         return self
 

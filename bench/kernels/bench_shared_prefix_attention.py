@@ -118,7 +118,7 @@ def _with_library(name: AttentionWay, problem: Problem, groups: tuple[GroupSpan,
     heads = HeadShape(HEADS, KEY_HEADS, HEAD_DIM, HEAD_DIM)
     inputs = LayerInputs(problem.q, problem.k, problem.v, problem.scale)
     device = problem.q.device
-    attention = KernelAttention(ForwardLayout(groups), name, heads, DTYPE, device)
+    attention = KernelAttention(ForwardLayout(groups), name, (heads,), DTYPE, device)
     attention.bind([torch.from_numpy(array).to(device) for array in attention.host_arrays()])
     return lambda: (attention.forward(inputs, None),)
 

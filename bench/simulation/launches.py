@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -67,7 +66,7 @@ class _Device:
         self._rng = np.random.default_rng(seed)
         self._free_s = 0.0
 
-    def launch(self, plan: ForwardPlan, held: Sequence[Any], stores: Sequence[Any]) -> _Forward:
+    def launch(self, plan: ForwardPlan) -> _Forward:
         self._clock.now_s += self._host_s
         noise = self._rng.uniform(1 - NOISE, 1 + NOISE)
         busy_s = noise * self._cost.forward_ms(plan.num_tokens, plan.num_rows) / 1e3

@@ -68,9 +68,7 @@ class SimulatedDevice:
         self.forward_tokens: list[int] = []
         self._cost = cost
 
-    def launch(
-        self, plan: ForwardPlan, held: Sequence[Any], stores: Sequence[Any]
-    ) -> SimulatedForward:
+    def launch(self, plan: ForwardPlan) -> SimulatedForward:
         self.now_ms += self._cost.forward_ms(plan.num_tokens, plan.num_rows)
         self.processed_tokens += plan.num_tokens
         self.forward_tokens.append(plan.num_tokens)

@@ -13,7 +13,7 @@ from torch import Tensor
 from sglang_prefill_ext.attention.dense_calls import DenseCall, DenseCalls
 from sglang_prefill_ext.attention.inputs import HeldKV, LayerInputs, gather_held
 from sglang_prefill_ext.layout.dense_plan import TileBatch, plan_attention
-from sglang_prefill_ext.layout.last_token_plan import RowBatch, row_batches, row_spans
+from sglang_prefill_ext.layout.last_token_plan import row_batches, row_spans
 from sglang_prefill_ext.layout.tokens import ForwardLayout
 from sglang_prefill_ext.layout.window_plan import WindowBatch, plan_windowed
 
@@ -44,21 +44,18 @@ def _tile_call(batch: TileBatch, num_tokens: int, device: torch.device) -> Dense
         *(batch.query_index, batch.key_index, device),
         # Padding is written to the place behind the last token.
         result_index=np.where(batch.is_padding, num_tokens, batch.query_index),
-        mask=torch.from_numpy(batch.additive_mask()).to(device) if masked else None,
+        mask=batch.additive_mask() if masked else None,
         is_causal=batch.is_causal,
     )
 
 
 def readout_attention(layout: ForwardLayout, device: torch.device) -> DenseCalls:
     """Plan attention of the last token of every row, without a window."""
-    calls = [_row_call(batch, device) for batch in row_batches(layout)]
+    calls = [
+        DenseCall(batch.rows[:, None], batch.key_index, device, mask=batch.additive_mask())
+        for batch in row_batches(layout)
+    ]
     return DenseCalls(layout, layout.num_rows, calls, spans=list(row_spans(layout)))
-
-
-def _row_call(batch: RowBatch, device: torch.device) -> DenseCall:
-    mask = batch.additive_mask()
-    on_device = None if mask is None else torch.from_numpy(mask).to(device)
-    return DenseCall(batch.rows[:, None], batch.key_index, device, mask=on_device)
 
 
 def windowed_attention(
@@ -115,7 +112,7 @@ class DenseAttention:
     def forward(self, inputs: LayerInputs, cached: HeldKV | None) -> Tensor:
         """See `layers.Attention.forward`."""
         held = gather_held(self._layout, cached, self._page_table)
-        window = self._effective(inputs.variant.window)
+        window = self._effective(inputs.window)
         if window not in self._plans:
             self._plans[window] = (
                 packed_attention(self._layout, self._device)
@@ -129,7 +126,7 @@ class DenseAttention:
         if not self._layout.num_rows:
             return inputs.q.new_zeros(*inputs.q.shape[:2], inputs.v.shape[2])
         held = gather_held(self._layout, cached, self._page_table)
-        window = self._effective(inputs.variant.window)
+        window = self._effective(inputs.window)
         attention = (
             readout_attention(self._layout, self._device)
             if window is None

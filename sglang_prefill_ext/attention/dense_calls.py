@@ -33,13 +33,13 @@ class DenseCall:
         device: torch.device,
         *,
         result_index: NDArray[np.int64] | None = None,
-        mask: Tensor | Callable[[], Tensor] | None = None,
+        mask: NDArray[np.float32] | Callable[[], Tensor] | None = None,
         is_causal: bool = False,
     ) -> None:
         self._queries = TokenGrid(query_index, device)
         self._keys = TokenGrid(key_index, device)
         self.results = self._queries if result_index is None else TokenGrid(result_index, device)
-        self._mask = mask
+        self._mask = torch.from_numpy(mask).to(device) if isinstance(mask, np.ndarray) else mask
         self._is_causal = is_causal
 
     def attend(self, inputs: LayerInputs) -> tuple[Tensor, Tensor]:
@@ -50,7 +50,7 @@ class DenseCall:
             inputs.scale,
             mask=self._mask() if callable(self._mask) else self._mask,
             is_causal=self._is_causal,
-            soft_cap=inputs.variant.soft_cap,
+            soft_cap=inputs.soft_cap,
         )
 
 

@@ -13,32 +13,6 @@ from sglang_prefill_ext.attention.way import HeadShape
 from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.layout.tokens import ForwardLayout
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class AttentionVariant:
-    """Options of one layer; the defaults are plain attention.
-
-    Attributes:
-        soft_cap: scores become ``soft_cap * tanh(score / soft_cap)`` before mask and softmax, as in
-            Gemma 2; 0: no cap.
-        window: how many tokens before itself a query sees, by position in its prompt; None: all.
-            Hugging Face's ``sliding_window`` counts the query's own token, too.
-        sinks: ``[H]``, any floating dtype: one more score per head in the denominator of the
-            softmax, as in gpt-oss; None: no sinks.
-    """
-
-    soft_cap: float = 0.0
-    window: int | None = None
-    sinks: Tensor | None = None
-
-    @property
-    def is_plain(self) -> bool:
-        return not self.soft_cap and self.window is None and self.sinks is None
-
-
-PLAIN = AttentionVariant()
-
-
 HeldKV: TypeAlias = tuple[Tensor, Tensor]
 """Keys `[n, KH, D]` and values `[n, KH, Dv]` of one layer: of a held prefix of n tokens, or of a
 pool of n slots, some of which a page table names."""
@@ -76,12 +50,19 @@ class Latents:
 class LayerInputs:
     """Queries, keys and values of one layer, with positions already encoded; any strides.
 
+    The defaults are plain attention.
+
     Attributes:
         q: `[Q, H, D]`, of all tokens of the forward or of those that are read.
         k: `[T, KH, D]` of the whole forward; H is a multiple of KH.
         v: `[T, KH, Dv]` of the whole forward.
         scale: factor of the scores before the softmax.
-        variant: the layer's options.
+        soft_cap: scores become ``soft_cap * tanh(score / soft_cap)`` before mask and softmax, as in
+            Gemma 2; 0: no cap.
+        window: how many tokens before itself a query sees, by position in its prompt; None: all.
+            Hugging Face's ``sliding_window`` counts the query's own token, too.
+        sinks: ``[H]``, any floating dtype: one more score per head in the denominator of the
+            softmax, as in gpt-oss; None: no sinks.
         latents: of which `k` and `v` were made; None: the layer has no latent attention.
     """
 
@@ -89,8 +70,14 @@ class LayerInputs:
     k: Tensor
     v: Tensor
     scale: float
-    variant: AttentionVariant = PLAIN
+    soft_cap: float = 0.0
+    window: int | None = None
+    sinks: Tensor | None = None
     latents: Latents | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        return not self.soft_cap and self.window is None and self.sinks is None
 
     @property
     def heads(self) -> HeadShape:
@@ -111,19 +98,15 @@ def with_held(inputs: LayerInputs, held: Held) -> LayerInputs:
     return replace(inputs, k=torch.cat([inputs.k, *keys]), v=torch.cat([inputs.v, *values]))
 
 
-def write_page_table(held: Sequence[Tensor | None], table: Tensor) -> None:
-    """Write the slots of all held prefixes into a page table, group after group.
+def held_slots(held: Sequence[Tensor | None]) -> Tensor | None:
+    """Return the slots of all held prefixes, group after group; None if there are none.
 
     Args:
         held: per group its slots, integers `[held]` in the order of the tokens; None: it holds
             none.
-        table: int32, at least as long as all slots together; entries behind them stay as they are.
     """
-    start = 0
-    for slots in held:
-        if slots is not None:
-            table[start : start + len(slots)].copy_(slots)
-            start += len(slots)
+    found = [slots for slots in held if slots is not None]
+    return torch.cat(found) if len(found) > 1 else next(iter(found), None)
 
 
 def gather_held(layout: ForwardLayout, cached: HeldKV | None, page_table: Tensor | None) -> Held:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Iterable, Sequence
+from functools import cache, partial
+from itertools import chain, islice
 
 import numpy as np
 import torch
@@ -35,7 +36,7 @@ class KernelAttention:
 
     Args:
         way: FUSED, MERGE or one of `LIBRARIES`.
-        shape: of the heads.
+        shapes: of the layers' heads, each once; the sizes of tiles depend on them.
         dtype: of queries, keys and values.
         most_groups: for a graph: make arrays large enough for every layout of as many tokens and at
             most so many groups, and none for `read`. None: as large as this layout needs.
@@ -47,15 +48,13 @@ class KernelAttention:
         self,
         layout: ForwardLayout,
         way: AttentionWay,
-        shape: HeadShape,
+        shapes: Sequence[HeadShape],
         dtype: torch.dtype,
         device: torch.device,
         *,
         most_groups: int | None = None,
         processors: int = 0,
     ) -> None:
-        sizes = (shape.group_size, shape.largest_dim, dtype, device)
-        own = fused.block_tokens(*sizes)
         programs = fused.PROGRAMS_OF_A_PROCESSOR * processors
         self._layout = layout
         self._merges = way is AttentionWay.MERGE
@@ -63,52 +62,56 @@ class KernelAttention:
         # If another launch computes the prefix, this one has own keys only, too few to divide.
         few = 0 if self._merges or self._library else programs
 
-        def plan(block: int, most: int, queries: NDArray[np.int64] | None = None) -> KernelPlan:
-            heads = shape.num_key_heads
-            return plan_tiles(
-                layout, block_tokens=block, queries=queries, programs=most, key_heads=heads
-            )
+        def plans_for(shape: HeadShape) -> list[KernelPlan]:
+            sizes = (shape.group_size, shape.largest_dim, dtype, device)
+            own = fused.block_tokens(*sizes)
+            plan = partial(plan_tiles, layout, key_heads=shape.num_key_heads)
+            plans = [plan(block_tokens=own, programs=few)]
+            if self._merges:
+                large = fused.block_tokens(*sizes, fused.KeyParts.PREFIX)
+                plans.append(plan(block_tokens=large, programs=processors))
+            if most_groups is not None:
+                return [_of_fixed_size(each, most_groups) for each in plans]
+            ends = layout.last_layer_queries()
+            return [*plans, plan(block_tokens=own, programs=programs, queries=ends)]
 
-        self._plans = [plan(own, few)]
-        if self._merges:
-            large = fused.block_tokens(*sizes, fused.KeyParts.PREFIX)
-            self._plans.append(plan(large, processors))
-        if most_groups is None:
-            self._plans.append(plan(own, programs, layout.last_layer_queries()))
-        else:
-            self._plans = [_of_fixed_size(plan, most_groups) for plan in self._plans]
-        self._device_plans: list[fused.TilePlan] = []
+        self._plans = {shape: plans_for(shape) for shape in shapes}
+        self._tiles: dict[HeadShape, list[fused.TilePlan]] = {}
+        self._only: list[fused.TilePlan] | None = None  # of a model whose layers' heads are alike
         self._page_table: Tensor | None = None
 
     def host_arrays(self) -> Sequence[NDArray[np.int32]]:
         """The arrays to upload."""
-        plans = self._plans
+        plans = chain(*self._plans.values())
         arrays = [each for p in plans for each in (p.query_token, p.segment_start, p.tiles)]
         return [*arrays, *(self._library.host_arrays() if self._library else ())]
 
     def bind(self, arrays: Sequence[Tensor], page_table: Tensor | None = None) -> None:
         """See `layers.Attention.bind`."""
         self._page_table = page_table
-        self._device_plans = [
-            _device_plan(plan, arrays[3 * i : 3 * i + 3]) for i, plan in enumerate(self._plans)
-        ]
+        left = iter(arrays)
+        self._tiles = {
+            shape: [_device_plan(plan, islice(left, 3)) for plan in plans]
+            for shape, plans in self._plans.items()
+        }
+        if len(self._tiles) == 1:
+            (self._only,) = self._tiles.values()
         if self._library:
-            self._library.bind(arrays[3 * len(self._plans) :], page_table)
+            self._library.bind([*left], page_table)
 
     def forward(self, inputs: LayerInputs, cached: HeldKV | None) -> Tensor:
         """See `layers.Attention.forward`."""
-        variant = inputs.variant
-        if variant.window is not None:
+        if inputs.window is not None:
             self._layout.require_causal_window()
-        own = self._device_plans[0]
-        if self._library and variant.is_plain:
+        tiles = self._only or self._tiles[inputs.heads]
+        if self._library and inputs.is_plain:
             part = self._library.forward(inputs, cached)
         elif self._merges:
-            paged, tiles = self._paged(cached), self._device_plans[1]
-            part = _fused(inputs, tiles, cached=paged, parts=fused.KeyParts.PREFIX)
+            paged = self._paged(cached)
+            part = _fused(inputs, tiles[1], cached=paged, parts=fused.KeyParts.PREFIX)
         else:
-            return _fused(inputs, own, cached=self._paged(cached))[0]
-        out, lse = _fused(inputs, own, parts=fused.KeyParts.OWN)
+            return _fused(inputs, tiles[0], cached=self._paged(cached))[0]
+        out, lse = _fused(inputs, tiles[0], parts=fused.KeyParts.OWN)
         return out if part is None else merge_state(out, lse, *part, out=out, lse=lse)[0]
 
     def read(self, inputs: LayerInputs, cached: HeldKV | None) -> Tensor:
@@ -116,7 +119,8 @@ class KernelAttention:
 
         Always fused: with one query a row there is too little work for a second launch.
         """
-        return _fused(inputs, self._device_plans[-1], cached=self._paged(cached))[0]
+        tiles = self._only or self._tiles[inputs.heads]
+        return _fused(inputs, tiles[-1], cached=self._paged(cached))[0]
 
     def _paged(self, cached: HeldKV | None) -> fused.CachedKV | None:
         if cached is None or self._page_table is None:
@@ -153,10 +157,10 @@ def _fused(
         *(inputs.q, inputs.k, inputs.v, plan, inputs.scale),
         cached=cached,
         parts=parts,
-        soft_cap=inputs.variant.soft_cap,
-        window=inputs.variant.window,
+        soft_cap=inputs.soft_cap,
+        window=inputs.window,
         # The sinks must be counted once, so with the own keys only.
-        sinks=inputs.variant.sinks if fused.KeyParts.OWN in parts else None,
+        sinks=inputs.sinks if fused.KeyParts.OWN in parts else None,
     )
 
 
@@ -166,6 +170,6 @@ def _of_fixed_size(plan: KernelPlan, most_groups: int) -> KernelPlan:
     return with_idle_tiles(plan, most_tiles(tokens, tokens, most_groups, plan.block_tokens))
 
 
-def _device_plan(plan: KernelPlan, arrays: Sequence[Tensor]) -> fused.TilePlan:
+def _device_plan(plan: KernelPlan, arrays: Iterable[Tensor]) -> fused.TilePlan:
     query_token, segment_start, tiles = arrays
     return fused.TilePlan(query_token, segment_start, tiles, plan.block_tokens, plan.parts)

@@ -69,18 +69,17 @@ def finish_dense(
     Returns:
         `out`.
     """
-    variant = inputs.variant
     for span in spans:
         keys, values = _prefix_of(span, inputs, held)
         queries = span.queries
         part_out, part_lse = partial_attention(
             *(inputs.q[queries][None], keys[None], values[None], inputs.scale),
-            soft_cap=variant.soft_cap,
+            soft_cap=inputs.soft_cap,
         )
         merged = merge_states(out[queries], lse[queries], part_out[0], part_lse[0])
         out[queries], lse[queries] = merged
-    if variant.sinks is not None:
-        join_sinks(out, lse, variant.sinks)
+    if inputs.sinks is not None:
+        join_sinks(out, lse, inputs.sinks)
     return out
 
 

@@ -106,18 +106,19 @@ def flash_attention_3(plan: RaggedPlan, query_bounds: Tensor, key_bounds: Tensor
 
 
 def flash_infer(plan: RaggedPlan, query_bounds: Tensor, _key_bounds: Tensor) -> RaggedAttend:
-    """FlashInfer, which plans on the host: once for every scale among the layers."""
+    """FlashInfer, which plans on the host: once for every scale and shape of heads."""
     ring = _flash_infer_ring(query_bounds.device)
     bounds = [torch.from_numpy(each) for each in (plan.query_bounds, plan.key_bounds)]
-    planned: dict[float, Any] = {}
+    planned: dict[object, Any] = {}
 
     def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        if scale not in planned:
-            planned[scale] = next(ring)
+        key = scale, q.shape[1:], v.shape[1:]
+        if key not in planned:
+            planned[key] = next(ring)
             (_, heads, dim), (_, key_heads, value_dim) = q.shape, v.shape
             sizes = (heads, key_heads, dim, value_dim)
-            planned[scale].plan(*bounds, *sizes, causal=False, sm_scale=scale, q_data_type=q.dtype)
-        out, lse = planned[scale].run(q, k, v, return_lse=True, lse_base="ln")
+            planned[key].plan(*bounds, *sizes, causal=False, sm_scale=scale, q_data_type=q.dtype)
+        out, lse = planned[key].run(q, k, v, return_lse=True, lse_base="ln")
         return out, lse
 
     return attend

@@ -83,7 +83,7 @@ def _attention_error(
 ) -> float:
     reads = torch.from_numpy(layout.read_positions()).to(device)
     inputs, cached, page_table = _inputs(layout, shape, dtype, device)
-    kernels = KernelAttention(layout, way, shape, dtype, device, processors=_PROCESSORS)
+    kernels = KernelAttention(layout, way, (shape,), dtype, device, processors=_PROCESSORS)
     arrays = [torch.from_numpy(array).to(device) for array in kernels.host_arrays()]
     kernels.bind(arrays, page_table)
     dense = DenseAttention(layout, device)

@@ -40,6 +40,7 @@ class PatchState:
 class _Applied:
     patch: Patch
     owner: type | ModuleType
+    hook: Callable[..., Any]
     original: object
     installed: object
     drift: bool
@@ -47,6 +48,10 @@ class _Applied:
     @property
     def is_function(self) -> bool:
         return self.patch.kind is not Kind.ATTRIBUTE
+
+    @property
+    def is_carried(self) -> bool:
+        return reach.carries(vars(self.owner)[self.patch.attribute], self.hook)
 
 
 _applied: dict[str, _Applied] = {}
@@ -83,7 +88,7 @@ def apply(
             _install(patch, drift=patch.id in drifted)
         changes = [_applied[patch.id] for patch in pending]
         _rebind([(each.original, each.installed) for each in changes if each.is_function])
-        _refuse(list(_verify(pending)))
+        _refuse(list(_verify(changes)))
     except Exception as error:
         _revert(pending)
         if isinstance(error, UnsupportedSGLangError):
@@ -99,9 +104,8 @@ def states(patches: Sequence[Patch] = PATCHES) -> list[PatchState]:
 
 def _state(patch: Patch) -> PatchState:
     applied = _applied.get(patch.id)
-    carried = applied is not None and _is_carried(patch, applied.owner)
-    drift = applied.drift if applied is not None else None
-    return PatchState(patch.id, patch.target, patch.group, carried, drift)
+    found = (False, None) if applied is None else (applied.is_carried, applied.drift)
+    return PatchState(patch.id, patch.target, patch.group, *found)
 
 
 def _install(patch: Patch, *, drift: bool) -> None:
@@ -114,7 +118,7 @@ def _install(patch: Patch, *, drift: bool) -> None:
     else:
         installed = wrapped(original, hook, patch.kind)
     setattr(owner, patch.attribute, installed)
-    _applied[patch.id] = _Applied(patch, owner, original, installed, drift)
+    _applied[patch.id] = _Applied(patch, owner, hook, original, installed, drift)
 
 
 def wrapped(raw: object, hook: Callable[..., Any], kind: Kind) -> object:
@@ -152,27 +156,22 @@ def _rebind(changes: Sequence[tuple[object, object]]) -> None:
                     setattr(module, name, functions[id(value)])
 
 
-def _verify(patches: Sequence[Patch]) -> Iterator[Mismatch]:
+def _verify(changes: Sequence[_Applied]) -> Iterator[Mismatch]:
     """Yield a mismatch for every target that lacks its hook, and for every way around a hook."""
-    for patch in patches:
-        owner = _applied[patch.id].owner
-        if not _is_carried(patch, owner):
-            found = repr(vars(owner)[patch.attribute])
+    for each in changes:
+        patch = each.patch
+        if not each.is_carried:
+            found = repr(vars(each.owner)[patch.attribute])
             yield _broken(patch, Aspect.APPLICATION, f"carries {patch.hook}", found)
-        hook = pkgutil.resolve_name(patch.hook)
-        for place in {*reach.overrides(owner, patch.attribute, hook)} - {patch.spares}:
+        for place in {*reach.overrides(each.owner, patch.attribute, each.hook)} - {patch.spares}:
             yield _bypassed(patch, f"{place} overrides it")
-    wrapped = {p.id: p for p in patches if p.kind is not Kind.ATTRIBUTE}
-    for key, place in reach.aliases({key: _applied[key].original for key in wrapped}):
-        yield _bypassed(wrapped[key], f"{place} is still the original")
+    functions = {each.patch.id: each for each in changes if each.is_function}
+    for key, place in reach.aliases({key: each.original for key, each in functions.items()}):
+        yield _bypassed(functions[key].patch, f"{place} is still the original")
 
 
 def _bypassed(patch: Patch, found: str) -> Mismatch:
     return _broken(patch, Aspect.OVERRIDE, "every call reaches the hook", found)
-
-
-def _is_carried(patch: Patch, owner: type | ModuleType) -> bool:
-    return reach.carries(vars(owner)[patch.attribute], pkgutil.resolve_name(patch.hook))
 
 
 def _broken(patch: Patch, aspect: Aspect, expected: str, found: str) -> Mismatch:

@@ -23,7 +23,7 @@ from sglang_prefill_ext.forward.memory import (
     peak_bytes,
 )
 from sglang_prefill_ext.forward.sample_plans import chunk_plans, sample_plan
-from sglang_prefill_ext.scheduling.budget import NO_GRAPHS, ForwardBudget, GraphCost
+from sglang_prefill_ext.scheduling.budget import NO_GRAPHS, UNLIMITED, ForwardBudget, GraphCost
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
 from sglang_prefill_ext.scheduling.prefixed_forward import Executor
 
@@ -85,10 +85,9 @@ class Pace:
 
 def calibrate(
     executor: PackedExecutor,
-    device: torch.device,
     max_tokens: int,
     agree: Agree,
-    most_bytes: int | None = None,
+    most_bytes: int = UNLIMITED,
     graph_tokens: int = 0,
 ) -> Calibration:
     """Run a few forwards before anything is served, and capture graphs.
@@ -98,7 +97,7 @@ def calibrate(
     Args:
         max_tokens: most tokens of one forward, as the operator allows.
         agree: makes all ranks plan with the same numbers.
-        most_bytes: the share of the free memory for this scheduler; None for all of it.
+        most_bytes: the share of the free memory for this scheduler.
         graph_tokens: tokens of the largest graph; 0 for none.
 
     Raises:
@@ -106,7 +105,7 @@ def calibrate(
     """
     graphs = NO_GRAPHS
     try:
-        memory, max_tokens = _largest_that_fits(executor, device, max_tokens, agree)
+        memory, max_tokens = _largest_that_fits(executor, max_tokens, agree)
         pace = eager = measured_pace(executor, max_tokens, max_tokens)
         if graph_tokens:
             # Measure eager forwards first: from here on short ones are replayed.
@@ -120,8 +119,7 @@ def calibrate(
             f"prefill-only: a forward of {max_tokens} tokens failed ({error}). If memory is "
             "exhausted, lower --prefill-only-max-forward-tokens or --mem-fraction-static."
         ) from error
-    free = free_bytes(device)
-    own = free if most_bytes is None else min(free, most_bytes - executor.graph_use.bytes)
+    own = min(free_bytes(executor.model.device), most_bytes - executor.graph_use.bytes)
     usable = int(MEMORY_SHARE * own) - memory.fixed_bytes
     per_token, per_row, too_much, launch_tokens, eager_tokens = agree(
         [
@@ -138,7 +136,7 @@ def calibrate(
 
 
 def _largest_that_fits(
-    executor: PackedExecutor, device: torch.device, max_tokens: int, agree: Agree
+    executor: PackedExecutor, max_tokens: int, agree: Agree
 ) -> tuple[MemoryModel, int]:
     """Measure memory with forwards of `max_tokens`, or of fewer; return how many they had, too.
 
@@ -147,7 +145,7 @@ def _largest_that_fits(
     """
     memory = failure = None
     try:
-        memory = measured_memory(executor, device, max_tokens)
+        memory = measured_memory(executor, max_tokens)
     except torch.OutOfMemoryError as error:
         if max_tokens <= CHUNK_TOKENS:
             raise
@@ -161,7 +159,7 @@ def _largest_that_fits(
         "lower --mem-fraction-static.",
         *(max_tokens, failure or "of another rank", fewer),
     )
-    return _largest_that_fits(executor, device, fewer, agree)
+    return _largest_that_fits(executor, fewer, agree)
 
 
 def measured_pace(executor: PackedExecutor, longest: int, max_tokens: int) -> Pace:
@@ -172,8 +170,8 @@ def measured_pace(executor: PackedExecutor, longest: int, max_tokens: int) -> Pa
         max_tokens: limits the launch cost in tokens where tokens cost next to nothing.
     """
     tokens = max(min(CHUNK_TOKENS, longest), _LEAST_TOKENS)
-    short_s = _fastest_s(executor, sample_plan(ROW_TOKENS, 1, executor))
-    long_s = _fastest_s(executor, sample_plan(tokens, tokens // ROW_TOKENS, executor))
+    short_s = _fastest_s(executor, sample_plan(ROW_TOKENS, 1, executor.model))
+    long_s = _fastest_s(executor, sample_plan(tokens, tokens // ROW_TOKENS, executor.model))
     s_per_token = (long_s - short_s) / (tokens - ROW_TOKENS)
     return Pace(short_s, max(s_per_token, short_s / (max_tokens + ROW_TOKENS)))
 
@@ -183,19 +181,19 @@ def _fastest_s(executor: Executor, plan: ForwardPlan) -> float:
     return min(timeit.repeat(partial(_run, executor, plan), number=1, repeat=_TIMED_RUNS))
 
 
-def measured_memory(executor: PackedExecutor, device: torch.device, max_tokens: int) -> MemoryModel:
+def measured_memory(executor: PackedExecutor, max_tokens: int) -> MemoryModel:
     """Run forwards of up to `max_tokens` tokens, and fit a model to their peak memory.
 
     A read-out begins after the layers have freed their memory. So the peak of a read-out of whole
     chunks of logits, measured with few tokens, is a lower bound of the model's fixed part.
     """
-    tokens = max(max_tokens, _LEAST_TOKENS)
+    tokens, device = max(max_tokens, _LEAST_TOKENS), executor.model.device
     sizes = (
         (min(CHUNK_TOKENS, tokens // 2), 1),
         (tokens, tokens // ROW_TOKENS),
         (tokens, tokens // 2),
     )
-    plans = [sample_plan(*size, executor) for size in sizes]
+    plans = [sample_plan(*size, executor.model) for size in sizes]
     _run(executor, plans[0])  # allocates what is kept, such as workspaces
     samples = (
         Sample(plan.num_tokens, plan.num_rows, peak_bytes(device, partial(_run, executor, plan)))
@@ -206,7 +204,7 @@ def measured_memory(executor: PackedExecutor, device: torch.device, max_tokens: 
         return fitted
     readout = SAFETY * max(
         peak_bytes(device, partial(_run_if_possible, executor, plan))
-        for plan in chunk_plans(executor, tokens)
+        for plan in chunk_plans(executor.chunk_reads, tokens)
     )
     return replace(fitted, fixed_bytes=max(fitted.fixed_bytes, math.ceil(readout)))
 
@@ -222,5 +220,4 @@ def _run_if_possible(executor: Executor, plan: ForwardPlan) -> None:
 
 
 def _run(executor: Executor, plan: ForwardPlan) -> None:
-    nothing = [None] * len(plan.layout.groups)
-    executor.launch(plan, nothing, nothing).wait()
+    executor.launch(plan).wait()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 import torch
@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sglang_prefill_ext.attention.dense import DenseAttention
-from sglang_prefill_ext.attention.kernels import multiprocessors
-from sglang_prefill_ext.attention.kernels_by_heads import kernel_attention
+from sglang_prefill_ext.attention.kernels import KernelAttention, multiprocessors
 from sglang_prefill_ext.attention.way import kernel_way
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.forward.graphs.plan import GraphUse
@@ -42,6 +41,11 @@ class PackedExecutor:
         attention: TORCH for dense torch calls, else how the Triton kernels are used; as
             `resolve_attention` returns it.
         caches_prefixes: whether graphs read and write cached prefixes in the model's pool.
+
+    Attributes:
+        asynchronous, causal: see `Model`.
+        graph_use: which graphs there are, and how forwards ran since they were asked for.
+        chunk_reads: reads in one chunk of logits over the vocabulary; 0 if the model makes vectors.
     """
 
     def __init__(
@@ -52,15 +56,15 @@ class PackedExecutor:
         attention: AttentionWay = AttentionWay.TORCH,
         caches_prefixes: bool = False,
     ) -> None:
-        self._model = model
-        self._way = attention
+        self.model, self.attention = model, attention
+        self.asynchronous, self.causal = model.asynchronous, model.causal
         # A graph would make keys and values of as many latents as its page table may name.
-        replays = caches_prefixes and not model.pool.keeps_latents
-        self._graphs = PackedGraphs(model, attention, model.pool if replays else None)
-        self._replays = True
+        pooled = caches_prefixes and not model.pool.keeps_latents
+        self._graph_pool = model.pool if pooled else None
+        self._graphs: PackedGraphs | None = None
+        self.graph_use = GraphUse()
         self._reader: LabelReader | VectorReader
         self.chunk_reads = 0
-        """Reads in one chunk of logits over the vocabulary; 0 if the model makes vectors."""
         if model.vector_width:
             self._reader = VectorReader(model.vector_width, unit_length=model.unit_length)
         else:
@@ -73,124 +77,65 @@ class PackedExecutor:
                 kernels=attention is not AttentionWay.TORCH,
             )
 
-    @property
-    def asynchronous(self) -> bool:
-        return self._model.asynchronous
-
-    @property
-    def attention(self) -> AttentionWay:
-        """How attention is computed."""
-        return self._way
-
-    @property
-    def causal(self) -> bool:
-        """See `Model`."""
-        return self._model.causal
-
-    @property
-    def longest_prompt(self) -> int | None:
-        """See `Model`."""
-        return self._model.longest_prompt
-
-    @property
-    def vocab_size(self) -> int:
-        """See `Model`."""
-        return self._model.vocab_size
-
-    @property
-    def vector_width(self) -> int:
-        """See `Model`."""
-        return self._model.vector_width
-
-    @property
-    def recurrent(self) -> bool:
-        """Whether the model has recurrent layers."""
-        return self._model.recurrence is not None
-
-    @property
-    def widths(self) -> tuple[int, int]:
-        """Vector and state width, see `Model`."""
-        return self._model.vector_width, self._model.state_width
-
-    @property
-    def graph_use(self) -> GraphUse:
-        return self._graphs.use
-
     def capture_graphs(self, max_tokens: int) -> None:
         """From now on, replay forwards of up to `max_tokens` tokens as graphs, if possible."""
-        self._graphs.capture(max_tokens)
+        settings = (self.attention, self._graph_pool, self.graph_use)
+        self._graphs = PackedGraphs(self.model, *settings, max_tokens)
 
     @contextmanager
     def eagerly(self) -> Iterator[None]:
         """Run all forwards eagerly meanwhile, without counting them."""
-        self._replays = False
+        graphs, self._graphs = self._graphs, None
         try:
             yield
         finally:
-            self._replays = True
+            self._graphs = graphs
 
     def stop_replays(self, why: str) -> None:
         """From now on, run all forwards eagerly; graphs keep their memory."""
-        if self.graph_use.sizes:
+        if self._graphs and self.graph_use.sizes:
             self._graphs.give_up(why)
 
     def forget_graphs(self) -> None:
         """From now on, run all forwards eagerly, and free the memory of graphs."""
-        self._graphs = PackedGraphs(self._model, self._way)
+        self._graphs, self.graph_use = None, GraphUse()
 
     @torch.inference_mode()
-    def launch(
-        self,
-        plan: ForwardPlan,
-        held: Sequence[Tensor | None],
-        stores: Sequence[Tensor | None],
-    ) -> ForwardCompletion:
+    def launch(self, plan: ForwardPlan) -> ForwardCompletion:
         """Launch the forward, its read-out and the copy of its values to the host.
-
-        Args:
-            held, stores: see `PrefixedForward`.
 
         Raises:
             RuntimeError: raised by torch, e.g. when memory is exhausted; no memory is kept.
         """
-        if not self._model.causal:
+        if not self.model.causal:
             plan = replace(plan, layout=replace(plan.layout, causal=False))
-        with self._model.stream():
-            hidden = None
-            if self._replays and self._graphs.asked:
-                hidden = self._graphs.run(plan, held, stores)
+        with self.model.stream():
+            hidden = self._graphs.run(plan) if self._graphs else None
             if hidden is None:
-                hidden = self._run_eagerly(plan, held, stores)
+                hidden = self._run_eagerly(plan)
             return ForwardCompletion(self._reader.read(hidden, plan))
 
-    def _run_eagerly(
-        self,
-        plan: ForwardPlan,
-        held: Sequence[Tensor | None],
-        stores: Sequence[Tensor | None],
-    ) -> Tensor:
+    def _run_eagerly(self, plan: ForwardPlan) -> Tensor:
         """Run a forward kernel by kernel; return the output of `Model.prepare` at the reads."""
-        layout, model = plan.layout, self._model
-        attention = self._attention(layout)
+        layout, model = plan.layout, self.model
+        attention, recurrence = self._attention(layout), self._recurrence(plan)
         ends_only = layout.reads_row_ends
         reads = layout.last_layer_queries() if ends_only else layout.read_positions()
-        arrays: list[NDArray[np.generic]] = [plan.token_ids.astype(np.int64)]
-        arrays += [layout.positions(), reads]
-        recurrence = self._recurrence(layout, stores)
-        planned = attention.host_arrays()
-        recurrent_arrays = recurrence.host_arrays() if recurrence else ()
-        arrays += [*planned, *recurrent_arrays]
-        if len(plan.override_at):
-            arrays += [plan.override_at, plan.overrides]
-        tokens, positions, read_at, *rest = upload(arrays, model.device)
-        left = iter(rest)
-        of_attention = list(islice(left, len(planned)))
+        groups: list[Sequence[NDArray[np.generic]]] = [
+            [plan.token_ids.astype(np.int64), layout.positions(), reads],
+            attention.host_arrays(),
+            recurrence.host_arrays() if recurrence else (),
+            [plan.override_at, plan.overrides] if len(plan.override_at) else (),
+        ]
+        left = iter(upload([*chain(*groups)], model.device))
+        (tokens, positions, read_at), of_attention, of_recurrence, overrides = (
+            list(islice(left, len(group))) for group in groups
+        )
         if recurrence:
-            recurrence.bind(list(islice(left, len(recurrent_arrays))))
-        overrides = list(left)
+            recurrence.bind(of_recurrence)
         last_layer = model.last_layer if ends_only else None
-        attend = LayerAttention(plan, attention, held, stores, last_layer, model.pool)
-        attention.bind(of_attention, attend.page_table(model.device))
+        attend = LayerAttention(plan, attention, last_layer, model.pool)
+        attention.bind(of_attention, attend.page_table())
         run = model.prepare(
             tokens,
             positions,
@@ -204,23 +149,21 @@ class PackedExecutor:
         )
         return run()[: len(plan.reads)]
 
-    def _recurrence(
-        self, layout: ForwardLayout, stores: Sequence[Tensor | None]
-    ) -> LayerRecurrence | None:
-        recurrence = self._model.recurrence
+    def _recurrence(self, plan: ForwardPlan) -> LayerRecurrence | None:
+        recurrence = self.model.recurrence
         if recurrence is None:
             return None
-        stored = next((at for at, slots in enumerate(stores) if slots is not None), None)
-        plan = RecurrencePlan(layout, recurrence, stored)
-        kernels = self._way is not AttentionWay.TORCH
-        return LayerRecurrence(plan, self._model.pool.states, kernels=kernels)
+        stored = next((at for at, slots in enumerate(plan.stores) if slots is not None), None)
+        planned = RecurrencePlan(plan.layout, recurrence, stored)
+        kernels = self.attention is not AttentionWay.TORCH
+        return LayerRecurrence(planned, self.model.pool.states, kernels=kernels)
 
     def _attention(self, layout: ForwardLayout) -> Attention:
-        model = self._model
-        if self._way is AttentionWay.TORCH:
+        model = self.model
+        if self.attention is AttentionWay.TORCH:
             return DenseAttention(layout, model.device)
-        way = kernel_way(self._way, layout)
-        return kernel_attention(
+        way = kernel_way(self.attention, layout)
+        return KernelAttention(
             *(layout, way, model.heads, model.dtype, model.device),
             processors=multiprocessors(model.device),
         )

@@ -55,5 +55,4 @@ class ExpertCounts:
         """The counts that were sent, ``[layers, experts]``; None while the copy is under way."""
         if self._sent is not None and not self._sent.query():
             return None
-        counts: NDArray[np.int32] = self._host[:, 1:].numpy().copy()
-        return counts
+        return self._host[:, 1:].numpy().copy()

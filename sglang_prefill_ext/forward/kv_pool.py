@@ -42,10 +42,6 @@ class KVPool(Protocol):
         the values are a part."""
 
     @property
-    def most_held(self) -> int:
-        """Tokens of the longest prefix that a forward may read; known after `set_aside`."""
-
-    @property
     def states(self) -> HeldStates:
         """What recurrent layers carry behind the held prefix, of which such a pool has one."""
 
@@ -99,10 +95,6 @@ class OwnPool:
         self._dtype, self._device = dtype, device
         self._layers: dict[int, HeldKV] = {}
         self._taken = 0
-
-    @property
-    def most_held(self) -> int:
-        return self.capacity
 
     def set_aside(self, budget: ForwardBudget) -> ForwardBudget:
         own_bytes, left = share_of(budget)

@@ -98,10 +98,6 @@ class MemoryModel:
     bytes_per_token: int
     bytes_per_row: int
 
-    def num_bytes(self, tokens: int, rows: int) -> int:
-        """Expected peak of a forward of so many tokens and rows, in bytes."""
-        return self.fixed_bytes + self.bytes_per_token * tokens + self.bytes_per_row * rows
-
 
 def fit_memory(some: Sample, most: Sample, most_rows: Sample) -> MemoryModel:
     """Fit a model to three samples: `SAFETY` times a bound for all sizes between them.

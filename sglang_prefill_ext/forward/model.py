@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from sglang_prefill_ext.forward.kv_pool import KVPool
 from sglang_prefill_ext.forward.readers.logit_chunks import ProductHead
 from sglang_prefill_ext.layout.recurrence_plan import Recurrence
 from sglang_prefill_ext.recurrent.layers import RecurrentInputs
+from sglang_prefill_ext.wire.reads import Best
 from sglang_prefill_ext.wire.sampling import Sampling
 
 Attend: TypeAlias = Callable[[int, LayerInputs], Tensor]
@@ -24,22 +25,6 @@ positions alone."""
 
 Recur: TypeAlias = Callable[[int, RecurrentInputs], Tensor]
 """``(layer, inputs)``: the recurrence of all tokens, see `LayerRecurrence`."""
-
-
-class Drawn(NamedTuple):
-    """Drawn tokens, with log-probs (natural log) of the distributions that they were drawn from.
-
-    Attributes:
-        tokens, log_probs: the drawn tokens, ``[n]``.
-        top_log_probs, top_tokens: the most probable tokens, ``[n, num_top]``.
-        listed: log-probs of the listed tokens of each read, read by read, flat.
-    """
-
-    tokens: Tensor
-    log_probs: Tensor
-    top_log_probs: Tensor
-    top_tokens: Tensor
-    listed: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +113,19 @@ class Model(Protocol):
         positions: Tensor,
         num_top: int,
         listed: list[list[int]],
-    ) -> Drawn:
+    ) -> tuple[Tensor, Best[Tensor]]:
         """Draw the next token of each of n reads.
 
         Args:
             logits: float32 ``[n, vocab_size]``; overwritten.
             sampling: parameters of the n reads, all of one kind of `Draw`.
             positions: positions of the read tokens in their prompts, int64 ``[n]``.
-            listed: for every read, the tokens whose log-probs are returned as `Drawn.listed`.
+            listed: for every read, the tokens whose log-probs are returned, too.
+
+        Returns:
+            The log-probs of the listed tokens, read by read, flat. Then the drawn tokens, and the
+            `num_top` most probable ones. All log-probs (natural log) are those of the distributions
+            that tokens were drawn from.
         """
 
     def product_head(self) -> ProductHead | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sglang_prefill_ext.forward.executor import PackedExecutor
+from sglang_prefill_ext.forward.model import Model
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.planner import ForwardPlan, plan_forward
 from sglang_prefill_ext.scheduling.split import split_request
@@ -14,33 +14,33 @@ from sglang_prefill_ext.wire.read import Labels, Vectors
 from sglang_prefill_ext.wire.sampling import Sampling
 
 
-def sample_plan(tokens: int, rows: int, executor: PackedExecutor) -> ForwardPlan:
+def sample_plan(tokens: int, rows: int, model: Model) -> ForwardPlan:
     """A forward of `tokens` tokens, whose rows are read over the whole vocabulary or as vectors.
 
     If there are several rows and prompts can share a prefix, the prefix has a quarter of the
     tokens. If prompts cannot be so long, it is shorter, and there are more rows. Token ids differ,
     since equal ones would all be routed to the same experts.
     """
-    prefix = tokens // 4 if rows > 1 and executor.causal else 0
-    if executor.longest_prompt is not None:
-        prefix = min(prefix, executor.longest_prompt // 2)
-        rows = max(rows, -(-(tokens - prefix) // (executor.longest_prompt - prefix)))
+    prefix = tokens // 4 if rows > 1 and model.causal else 0
+    if model.longest_prompt is not None:
+        prefix = min(prefix, model.longest_prompt // 2)
+        rows = max(rows, -(-(tokens - prefix) // (model.longest_prompt - prefix)))
     lens = np.diff(np.linspace(0, tokens - prefix, rows + 1).astype(np.int32))
     packed = PackedRows(
-        np.arange(tokens, dtype=np.int32) % executor.vocab_size,
+        np.arange(tokens, dtype=np.int32) % model.vocab_size,
         prefix,
         int_array(lens.tolist()),
-        Vectors(executor.vector_width) if executor.vector_width else Labels(int_array([0])),
+        Vectors(model.vector_width) if model.vector_width else Labels(int_array([0])),
     )
     return _plan_of(packed)
 
 
-def chunk_plans(executor: PackedExecutor, tokens: int) -> list[ForwardPlan]:
+def chunk_plans(chunk_reads: int, tokens: int) -> list[ForwardPlan]:
     """Forwards of at most `tokens` rows of one token that fill two chunks of logits.
 
     One reads the most probable token of each row, the other draws a token.
     """
-    rows = min(2 * executor.chunk_reads, tokens)
+    rows = min(2 * chunk_reads, tokens)
     sampled = Sampling.one(temperature=1.0, top_p=0.9, min_p=0.0, top_k=50, seed=1, biases={})
     draws = Sampling(np.repeat(sampled.draws, rows), sampled.biases)
     return [

@@ -38,8 +38,7 @@ class ForwardCompletion:
         """Block until the values are on the host; return them, float32 ``[n]``."""
         if self._event is not None:
             self._event.synchronize()
-        values: Float32Array = self._values.numpy().astype(np.float32, copy=False)
-        return values
+        return self._values.numpy().astype(np.float32, copy=False)
 
 
 _ALIGNMENT = 16  # bytes; vector loads of the kernels need it

@@ -31,24 +31,26 @@ class Part:
         lens: int64 ``[n]``, tokens of each, >= 1.
         slots: int32 ``[n]``, the state from which each starts.
         keep: these are prefixes, so their states are kept.
+        grid: see `Recurrence`.
     """
 
     tokens: slice
     lens: Ints
     slots: NDArray[np.int32]
     keep: bool
+    grid: int
+
+    def host_arrays(self) -> list[NDArray[np.int32]]:
+        """What kernels read: bounds and slots; then `chunks` and `chunk_bounds` or, with a grid,
+        `sequences` and the two arrays of `pieces`."""
+        if self.grid:
+            return [self.bounds, self.slots, self.sequences(), *self.pieces()]
+        return [self.bounds, self.slots, self.chunks(), self.chunk_bounds]
 
     @property
     def bounds(self) -> NDArray[np.int32]:
         """int32 ``[n + 1]``: where each begins, then the number of tokens."""
         return np.concatenate([[0], self.lens.cumsum()]).astype(np.int32)
-
-    def lists(self, grid: int) -> tuple[NDArray[np.int32], ...]:
-        """What kernels read beside bounds and slots: `chunks` and `chunk_bounds`, or with a grid
-        `sequences` and the two arrays of `pieces`."""
-        if grid:
-            return self.sequences(), *self.pieces(grid)
-        return self.chunks(), self.chunk_bounds
 
     @property
     def chunk_bounds(self) -> NDArray[np.int32]:
@@ -65,11 +67,11 @@ class Part:
         """int32 ``[tokens]``: the sequence of each token."""
         return np.repeat(np.arange(len(self.lens), dtype=np.int32), self.lens)
 
-    def pieces(self, grid: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    def pieces(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Where chunks and sequences begin: int32 ``[pieces]``, the chunk, and the token in it."""
-        starts = np.arange(0, self.tokens.stop - self.tokens.start, grid)
+        starts = np.arange(0, self.tokens.stop - self.tokens.start, self.grid)
         starts = np.union1d(starts, self.bounds[:-1])
-        return (starts // grid).astype(np.int32), (starts % grid).astype(np.int32)
+        return (starts // self.grid).astype(np.int32), (starts % self.grid).astype(np.int32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

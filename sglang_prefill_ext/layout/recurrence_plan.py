@@ -123,7 +123,8 @@ class RecurrencePlan:
                 stop = min(stop, start + MOST_STATES)
             own = lens[start:stop]
             tokens = slice(first, first + int(own.sum()))
-            yield Part(tokens, own, np.array(slots[start:stop], dtype=np.int32), keep)
+            states = np.array(slots[start:stop], dtype=np.int32)
+            yield Part(tokens, own, states, keep, self.recurrence.grid)
             start, first = stop, tokens.stop
 
     def _before(self, groups: Ints, of_row: NDArray[np.bool_], back: Ints) -> Ints:
@@ -131,16 +132,10 @@ class RecurrencePlan:
         fresh = np.where(of_row, self._fresh[groups], 0)
         in_held = back - fresh  # counted from the end of the held prefix, from 1
         held = np.array([group.held for group in self.layout.groups], dtype=np.int64)[groups]
-        first_held, nothing = (
-            self.layout.num_tokens,
-            self.layout.num_tokens + self.recurrence.width - 1,
-        )
-        outside = np.where(
-            in_held <= held, first_held + self.recurrence.width - 1 - in_held, nothing
-        )
-        before: Ints = np.where(
-            back <= fresh, self.layout.group_starts[groups] + fresh - back, outside
-        )
+        nothing = self.layout.num_tokens + self.recurrence.width - 1
+        outside = nothing - np.where(in_held <= held, in_held, 0)
+        inside = self.layout.group_starts[groups] + fresh - back
+        before: Ints = np.where(back <= fresh, inside, outside)
         return before
 
     @cached_property
@@ -176,5 +171,4 @@ class RecurrencePlan:
     def _is_row(self) -> NDArray[np.bool_]:
         """bool ``[T]``: whether each token is one of a row, and not of a prefix."""
         offsets = np.arange(self.layout.num_tokens) - self.layout.group_starts[self._groups]
-        is_row: NDArray[np.bool_] = offsets >= self._fresh[self._groups]
-        return is_row
+        return offsets >= self._fresh[self._groups]

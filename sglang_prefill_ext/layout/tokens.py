@@ -198,8 +198,7 @@ class ForwardLayout:
         if self.causal:
             return np.arange(self.num_tokens)
         lens = self._segment_lens()
-        last: NDArray[np.int64] = np.repeat(np.cumsum(lens, dtype=np.int64) - 1, lens)
-        return last
+        return np.repeat(np.cumsum(lens, dtype=np.int64) - 1, lens)
 
     def _segment_lens(self) -> NDArray[np.int64]:
         """One entry per segment, a fresh prefix of length zero included."""

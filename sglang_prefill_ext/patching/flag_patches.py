@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from sglang_prefill_ext.patching.spec import Group, Kind, Patch
 
 _FLAGS = "sglang_prefill_ext.border.server_args.flags"
@@ -9,23 +11,21 @@ _SERVER_ARGS = "sglang.srt.server_args.ServerArgs"
 
 _ARGUMENTS = ("0002-plugin-server-arguments.patch",)
 
+_after = partial(Patch, kind=Kind.AFTER, group=Group.FLAGS)
+
 FLAG_PATCHES: tuple[Patch, ...] = (
-    Patch(
+    _after(
         id="P01",
         target=f"{_SERVER_ARGS}.add_cli_args",
-        kind=Kind.AFTER,
         hook=f"{_FLAGS}:add_flags",
-        group=Group.FLAGS,
         why="SGLang's parser would not know our flags.",
         relies_on="parser.add_argument",
         diffs=_ARGUMENTS,
     ),
-    Patch(
+    _after(
         id="P02",
         target=f"{_SERVER_ARGS}.from_cli_args",
-        kind=Kind.AFTER,
         hook=f"{_FLAGS}:attach_config",
-        group=Group.FLAGS,
         why="SGLang copies only declared fields from the command line, so our flags would be lost.",
         relies_on="record_fields args",
         diffs=_ARGUMENTS,
@@ -41,12 +41,10 @@ FLAG_PATCHES: tuple[Patch, ...] = (
         diffs=_ARGUMENTS,
         only_if_imported=True,
     ),
-    Patch(
+    _after(
         id="P04",
         target=f"{_SERVER_ARGS}.check_server_args",
-        kind=Kind.AFTER,
         hook=f"{_FLAGS}:refuse_impossible",
-        group=Group.FLAGS,
         why="SGLang would accept flags with which packed requests can never run.",
         relies_on="check_server_args",
         diffs=_ARGUMENTS,

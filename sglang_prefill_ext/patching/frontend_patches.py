@@ -3,6 +3,8 @@ of `table.PATCHES`."""
 
 from __future__ import annotations
 
+from functools import partial
+
 from sglang_prefill_ext.patching.spec import Group, Kind, Patch
 
 _BORDER = "sglang_prefill_ext.border"
@@ -20,23 +22,22 @@ _TOKENS = ("0018-offer-tokenized-requests.patch",)
 _CHATS = ("0027-offer-rendered-chats.patch",)
 _TEXTS = ("0025-encode-texts-off-the-event-loop.patch",)
 
+_around = partial(Patch, kind=Kind.AROUND, group=Group.FRONTEND)
+_after = partial(Patch, kind=Kind.AFTER, group=Group.FRONTEND)
+
 FRONTEND_PATCHES: tuple[Patch, ...] = (
-    Patch(
+    _after(
         id="P20",
         target=f"{_TOKENIZER_MANAGER}.init_request_dispatcher",
-        kind=Kind.AFTER,
         hook=f"{_HOOKS}.server_setup:attach_server",
-        group=Group.FRONTEND,
         why="The tokenizer manager exits on a result type that it does not know.",
         relies_on="self._result_dispatcher TypeBasedDispatcher",
         diffs=_MESSAGES,
     ),
-    Patch(
+    _around(
         id="P21",
         target=f"{_SCORE_MIXIN}.score_request",
-        kind=Kind.AROUND,
         hook=f"{_HOOKS}.score_hooks:score_request",
-        group=Group.FRONTEND,
         why="Every item of a scoring call would become a request of its own.",
         relies_on="ScoreResult",
         diffs=("0005-score-fast-path.patch",),
@@ -58,73 +59,60 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
             "0031-refuse-input-embeds-that-end-the-scheduler.patch",
         ),
     ),
-    Patch(
+    _around(
         id="P23",
         target=f"{_SERVING}.handle_request",
-        kind=Kind.AROUND,
         hook=f"{_BORDER}.http_server.fast_route:answer_errors",
-        group=Group.FRONTEND,
         why="SGLang drops the headers of errors, so a rejected client would not learn when to"
         " retry.",
         relies_on="HTTPException self.create_error_response",
         diffs=("0013-keep-headers-of-http-errors.patch",),
     ),
-    Patch(
+    _around(
         id="P24",
         target=f"{_TOKENIZER_MANAGER}.generate_request",
-        kind=Kind.AROUND,
         hook=f"{_HOOKS}.embed_hooks:generate_request",
-        group=Group.FRONTEND,
         why="Every prompt of an embedding call would become a request of its own.",
         relies_on="EmbeddingReqInput obj.normalize_batch_and_arguments",
         diffs=("0016-embedding-fast-path.patch",),
     ),
-    Patch(
+    _around(
         id="P25",
         target=f"{_RERANK}.OpenAIServingRerank._handle_text_reranker_request",
-        kind=Kind.AROUND,
         hook=f"{_BORDER}.http_server.rerank_hooks:rerank_texts",
-        group=Group.FRONTEND,
         why="The chat template would be compiled for every document, on the event loop.",
         relies_on="_render_jinja_chat_template self.tokenizer_manager.score_prompts "
         "_qwen3_rerank_score self._build_rerank_response",
         diffs=("0017-rerank-compile-template-once.patch",),
     ),
-    Patch(
+    _around(
         id="P64",
         target=f"{_RERANK}.OpenAIServingRerank._handle_vl_reranker_request",
-        kind=Kind.AROUND,
         hook=f"{_BORDER}.http_server.rerank_hooks:rerank_contents",
-        group=Group.FRONTEND,
         why="The documents would be scored one after the other.",
         relies_on="self._build_vl_reranker_content GenerateReqInput "
         "self._extract_score_from_logprobs self._build_rerank_response",
         diffs=("0036-rerank-documents-together.patch",),
     ),
-    Patch(
+    _around(
         id="P26",
         target=f"{_TOKENIZER_MANAGER}._send_one_request",
-        kind=Kind.AROUND,
         hook=f"{_HOOKS}.token_hooks:send_one",
-        group=Group.FRONTEND,
         why="A request that ends with its prompt would go through batches, sampling and decoding.",
         relies_on="self._dispatch_to_scheduler self._mark_state_dispatched",
         diffs=_TOKENS,
     ),
-    Patch(
+    _around(
         id="P27",
         target=f"{_TOKENIZER_MANAGER}._send_batch_request",
-        kind=Kind.AROUND,
         hook=f"{_HOOKS}.token_hooks:send_batch",
-        group=Group.FRONTEND,
         why="As without P26, if a list of texts was tokenized in one call.",
         relies_on="self._dispatch_to_scheduler self._mark_state_dispatched",
         diffs=_TOKENS,
     ),
-    Patch(
+    _after(
         id="P30",
         target=f"{_MANAGERS}.data_parallel_controller.DataParallelController.init_dispatcher",
-        kind=Kind.AFTER,
         hook=f"{_BORDER}.dp_controller.dp_hooks:route_packed",
         group=Group.DP_CONTROLLER,
         why="Every replica would do the same packed work, and nobody would notice a killed "
@@ -132,44 +120,36 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         relies_on="self._request_dispatcher TypeBasedDispatcher self.send_control_message",
         diffs=(*_MESSAGES, *_WATCHED),
     ),
-    Patch(
+    _around(
         id="P56",
         target=f"{_TOKENIZER_MANAGER}._tokenize_texts",
-        kind=Kind.AROUND,
         hook=f"{_HOOKS}.text_hooks:tokenize_texts",
-        group=Group.FRONTEND,
         why="Texts of concurrent requests would be encoded one by one on the event loop.",
         relies_on="self.async_dynamic_batch_tokenizer self.model_config.is_embedding_gemma",
         diffs=_TEXTS,
     ),
-    Patch(
+    _around(
         id="P57",
         target=f"{_TOKENIZER_MANAGER}._handle_batch_request",
-        kind=Kind.AROUND,
         hook=f"{_HOOKS}.text_hooks:handle_batch",
-        group=Group.FRONTEND,
         why="As without P56, for the texts of a list.",
         relies_on="obj.batch_size self._tokenize_one_request",
         diffs=_TEXTS,
     ),
-    Patch(
+    _around(
         id="P59",
         target=f"{_CHAT}._render_and_encode_chat_template",
-        kind=Kind.AROUND,
         hook=f"{_HOOKS}.text_hooks:encode_chat",
-        group=Group.FRONTEND,
         why="Encoding a chat would take several times as long as rendering it.",
         relies_on="self._prompt_text_round_trip_is_lossy "
         "self.template_manager.python_chat_template "
         "self.tokenizer_manager.tokenizer.apply_chat_template parallel_prompt_encode",
         diffs=_CHATS,
     ),
-    Patch(
+    _around(
         id="P60",
         target=f"{_CHAT}._convert_to_internal_request",
-        kind=Kind.AROUND,
         hook=f"{_HOOKS}.text_hooks:convert_chat",
-        group=Group.FRONTEND,
         why="The thread that encodes a chat would not know whether its client wants the stock"
         " path.",
         relies_on="self._process_messages",

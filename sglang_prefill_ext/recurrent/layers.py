@@ -25,29 +25,18 @@ C]``, and its state, if it has one, float32 ``[HV, Dv, D]``."""
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DevicePart:
-    """A `Part` with its arrays on the device, for the names see there.
-
-    Attributes:
-        bounds, slots, lists: int32.
-        grid: see `Recurrence`.
-    """
+    """A `Part` with its arrays on the device; `lists` are the last ones of `Part.host_arrays`."""
 
     part: Part
     bounds: Tensor
     slots: Tensor
     lists: Sequence[Tensor]
-    grid: int
 
     @staticmethod
-    def host_arrays(part: Part, grid: int) -> list[NDArray[np.int32]]:
-        """The arrays to upload."""
-        return [part.bounds, part.slots, *part.lists(grid)]
-
-    @staticmethod
-    def bound(part: Part, grid: int, arrays: Iterator[Tensor]) -> DevicePart:
-        """Take the arrays of `host_arrays`, uploaded."""
-        bounds, slots, *lists = islice(arrays, 5 if grid else 4)
-        return DevicePart(part, bounds, slots, lists, grid)
+    def bound(part: Part, arrays: Iterator[Tensor]) -> DevicePart:
+        """Take the arrays of `Part.host_arrays`, uploaded."""
+        bounds, slots, *lists = islice(arrays, 5 if part.grid else 4)
+        return DevicePart(part, bounds, slots, lists)
 
 
 class RuleWay(NamedTuple):
@@ -146,7 +135,7 @@ class LayerRecurrence:
         if plan.stored is not None:
             arrays.append(plan.tail(plan.stored))
         for part in (part for each in plan.passes for part in each.parts):
-            arrays += DevicePart.host_arrays(part, plan.recurrence.grid)
+            arrays += part.host_arrays()
         return arrays
 
     def bind(self, arrays: Sequence[Tensor]) -> None:
@@ -155,9 +144,8 @@ class LayerRecurrence:
         self._taps = Taps(next(left), next(left))
         self._places = None if self._order is None else next(left)
         self._tail = None if self._plan.stored is None else next(left)
-        grid = self._plan.recurrence.grid
         self._passes = [
-            (each, [DevicePart.bound(part, grid, left) for part in each.parts])
+            (each, [DevicePart.bound(part, left) for part in each.parts])
             for each in self._plan.passes
         ]
 
@@ -190,7 +178,6 @@ class LayerRecurrence:
         return inputs.mixed.new_zeros(width - 1, channels), None
 
     def _initial(self, of: Pass, rule: LayerRule, held: Tensor | None) -> Tensor:
-        """The states before a pass."""
         states = self._taps.order.new_zeros(
             1 + len(of.slots), *rule.state_shape, dtype=torch.float32
         )

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.wire.packed import PackedRows
 
 UNLIMITED = 1 << 62
+
+Counts = TypeVar("Counts", int, NDArray[np.int64])
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +52,8 @@ class ForwardBudget:
         """Whether a forward of so many tokens and rows is within both limits."""
         return tokens <= self.max_tokens and self.num_bytes(tokens, rows) <= self.max_bytes
 
-    def num_bytes(self, tokens: int, rows: int) -> int:
-        """Temporary memory that the model expects, in bytes."""
+    def num_bytes(self, tokens: Counts, rows: Counts) -> Counts:
+        """Temporary memory that the model expects of one forward, or of several, in bytes."""
         return self.bytes_per_token * tokens + self.bytes_per_row * rows
 
     def longest_chunk(self, *, all_read: bool) -> int:
@@ -86,10 +92,6 @@ class GraphCost:
     tokens: int = 0
     eager_tokens: int = 0
 
-    def hold(self, tokens: int, groups: int) -> bool:
-        """Whether the largest graph has room for so many tokens and groups."""
-        return tokens <= self.tokens and groups <= groups_of(self.tokens)
-
     def forward(self, tokens: int, launch_tokens: int, *, eager: bool) -> int:
         """The cost of a forward of so many tokens."""
         cost = launch_tokens + tokens
@@ -114,6 +116,11 @@ def groups_of(tokens: int) -> int:
     Tiles that a forward leaves idle still cost time.
     """
     return max(1, tokens // 16)
+
+
+def graph_holds(size: int, tokens: int, groups: int) -> bool:
+    """Whether a graph of `size` tokens has room for so many tokens and groups."""
+    return tokens <= size and groups <= groups_of(size)
 
 
 @dataclass(frozen=True, slots=True)

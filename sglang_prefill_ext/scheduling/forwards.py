@@ -36,6 +36,9 @@ class Forwards:
         stats: counts what is computed.
         end: called for every job that needs no further forward.
         after_failure: see `Failures`.
+
+    Attributes:
+        asynchronous: whether a launch returns before its forward is done.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class Forwards:
     ) -> None:
         self.queue = policy.new_queue()
         self.in_flight: deque[LaunchedForward] = deque()
+        self.asynchronous = executor is not None and executor.asynchronous
         self._executor = executor
         self._policy = policy
         self._cache = cache
@@ -57,11 +61,6 @@ class Forwards:
         self._failures = Failures(stats, end, self.requeue, after_failure)
         self._collect_s = 0.0
         self._launch_time = LaunchTime()
-
-    @property
-    def asynchronous(self) -> bool:
-        """Whether a launch returns before its forward is done."""
-        return self._executor is not None and self._executor.asynchronous
 
     @property
     def flying(self) -> list[Job]:
@@ -136,7 +135,6 @@ class Forwards:
             held.rollback()
 
     def _launch(self, jobs: list[Job]) -> None:
-        """Launch a forward of at least one job."""
         assert self._executor is not None, "jobs are declined without an executor"
         start_s = time.monotonic()
         for job in jobs:
@@ -145,7 +143,7 @@ class Forwards:
         try:
             prefixed = PrefixedForward(jobs, self._cache)
             plan = prefixed.plan
-            completion = self._executor.launch(plan, prefixed.held, prefixed.stores)
+            completion = self._executor.launch(plan)
         except NoRoomError as error:
             self._go_without(error.job, jobs)
             return
@@ -189,7 +187,7 @@ class Forwards:
         """Whether a large job in the queue is not what it was: divided otherwise, or failed."""
         try:
             cached = self.cached_tokens(job)
-            if cached == job.cut_behind:
+            if cached == job.cached_tokens:
                 return False
             self.queue.drop(job)
             job.cut(self._policy.budget, cached)
@@ -284,7 +282,6 @@ class Forwards:
         self._end(completed, Status.OK, "")
 
     def _keep(self, job: Job) -> None:
-        """Cache the prefix of a completed job."""
         try:
             self.let_go(job, computed=True)
         except Exception as error:

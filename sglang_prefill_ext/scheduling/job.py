@@ -39,9 +39,8 @@ class Job:
             planned.
         pieces: one per forward of the job; `next_piece` of them were launched.
         large: the rows do not fit one forward, unless the prefix cache has enough of the prefix.
-        cut_behind: of a large job, the prefix tokens that its pieces leave out as cached.
-        cached_tokens: of a job that is not large, the prefix tokens that the prefix cache had when
-            the job came.
+        cached_tokens: prefix tokens that the prefix cache had when the job was divided; the pieces
+            of a large job leave them out.
         value_places: for each value of the answer, its index among the computed values; None if
             they are the same.
         attempt: how often the job started over; forwards of earlier attempts are ignored.
@@ -66,7 +65,6 @@ class Job:
     distinct: PackedRows = field(init=False)
     pieces: Sequence[Piece] = ()
     large: bool = False
-    cut_behind: int = 0
     cached_tokens: int = 0
     value_places: NDArray[np.int64] | None = None
     next_piece: int = 0
@@ -87,14 +85,11 @@ class Job:
         """Divide the distinct rows into pieces; the job must not be queued.
 
         Args:
-            cached: prefix tokens that the prefix cache has now. A large job leaves them out.
+            cached: prefix tokens that the prefix cache has now.
         """
         self.large = not budget.fits(len(self.distinct.tokens), self.distinct.num_reads)
-        if self.large:
-            self.cut_behind = cached
-        else:
-            self.cached_tokens = cached
-        self.pieces = split_request(self.distinct, budget, self.cut_behind)
+        self.cached_tokens = cached
+        self.pieces = split_request(self.distinct, budget, cached if self.large else 0)
 
     def has_prefix_of(self, other: Job) -> bool:
         """Whether both jobs have the same prefix, computed with the same adapter."""
@@ -130,7 +125,7 @@ class Job:
     @property
     def remaining_tokens(self) -> int:
         """Tokens that are still to be computed, if no prefix is shared with another job."""
-        cached = 0 if self.next_piece else self.cached_tokens
+        cached = 0 if self.large or self.next_piece else self.cached_tokens
         return self._tokens_left - cached
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +42,9 @@ class ForwardPlan:
         adapter: the LoRA adapter of all pieces; empty for none.
         reads: those of all pieces, in the order of the layout.
         shares: one entry per piece, in the order in which the pieces were given.
+        held: per group the slots, int64 ``[held]``, of its held prefix; None where nothing is held.
+        stores: per group the slots, int64, where K/V of its first fresh tokens are to be stored;
+            None where none are. `PrefixedForward` enters the slots of both.
     """
 
     layout: ForwardLayout
@@ -50,6 +54,8 @@ class ForwardPlan:
     adapter: str
     reads: Reads
     shares: tuple[Share, ...]
+    held: list[Any]
+    stores: list[Any]
 
     @property
     def num_tokens(self) -> int:
@@ -92,6 +98,8 @@ def plan_forward(pieces: Sequence[Piece]) -> ForwardPlan:
         adapter=adapter,
         reads=reads,
         shares=_shares(pieces, list(groups.values()), reads.value_lens),
+        held=[None] * len(groups),
+        stores=[None] * len(groups),
     )
 
 

@@ -17,6 +17,7 @@ from sglang_prefill_ext.scheduling.budget import (
     ForwardBudget,
     GraphCost,
     QueueLoad,
+    graph_holds,
 )
 from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.queue import JobQueue, order_key
@@ -119,7 +120,7 @@ def choose_jobs(
         ):
             break
         chosen.append(job)
-        replayed = replayed and piece.is_replayable and graphs.hold(tokens, groups)
+        replayed = replayed and piece.is_replayable and graph_holds(graphs.tokens, tokens, groups)
         eager = eager or (len(chosen) == 1 and not replayed)
         if replayed or eager or graphs.leaving_pays(tokens, launch_tokens):
             num_taken = len(chosen)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.planner import ForwardPlan, Share, plan_forward
@@ -36,9 +36,6 @@ class PrefixedForward:
 
     Attributes:
         plan: of the forward, without the tokens that the cache has.
-        held: per group the slots, int64 ``[held]``, of its held prefix; None where nothing is held.
-        stores: per group the slots, int64, where K/V of its first fresh tokens are to be stored;
-            None where none are.
         num_cached: prefix tokens that the cache had at the launch of this forward. Those of a
             divided job count in its first forward only; a shared prefix counts once.
         ends_here: transactions of jobs that have ended or start over, still used by this forward.
@@ -55,28 +52,23 @@ class PrefixedForward:
         self.ends_here: list[PrefixTransaction] = []
         try:
             # Matched tokens cannot be evicted, so all jobs match before any job reserves.
-            begun = [] if cache is None else [job for job in jobs if self._begin(job, cache)]
-            for job in begun:
-                transaction = self._of(job)
-                assert transaction is not None, "it was begun"
-                if not transaction.reserve(whole=job.divided) and job.divided:
+            begun = [] if cache is None else [(job, self._begin(job, cache)) for job in jobs]
+            for job, transaction in begun:
+                if transaction and not transaction.reserve(whole=job.divided) and job.divided:
                     raise NoRoomError(job)
             self.plan = plan_forward([self._behind_cached(job) for job in jobs])
         except Exception:
             self.rollback()
             raise
-        groups = self.plan.layout.groups
-        self.held: list[Any] = [None] * len(groups)
-        self.stores: list[Any] = [None] * len(groups)
         for job, share in zip(jobs, self.plan.shares, strict=True):
-            transaction, span = self._of(job), groups[share.group]
+            transaction, span = self._of(job), self.plan.layout.groups[share.group]
             if transaction is None:
                 continue
             if span.held:
-                self.held[share.group] = transaction.slots[: span.held]
+                self.plan.held[share.group] = transaction.slots[: span.held]
             stop = min(len(transaction.slots), span.prefix_len)
             if stop > span.held:
-                self.stores[share.group] = transaction.slots[span.held : stop]
+                self.plan.stores[share.group] = transaction.slots[span.held : stop]
 
     def cached(self, job: Job) -> int:
         """Tokens of a job's prefix that this forward took from the cache.
@@ -116,38 +108,37 @@ class PrefixedForward:
         key = job if job.large else job.piece.prefix_key
         return self._transactions.get(key) if key else None
 
-    def _begin(self, job: Job, cache: PrefixCache) -> bool:
-        """Begin a transaction for the job if it needs one; return whether one was begun."""
+    def _begin(self, job: Job, cache: PrefixCache) -> PrefixTransaction | None:
+        """Begin a transaction for the job, and return it; None if it needs none of its own."""
         piece = job.piece
         if job.held is not None:
-            return False
+            return None
         if job.large:
             return self._begin_large(job, cache)
         key = piece.prefix_key
         if key is None or key in self._transactions or not (cache.shares and piece.uses_cache):
-            return False
+            return None
         keep = key in self._worth_keeping
-        self._add(key, cache.begin(piece.prefix_ids, piece.adapter, keep=keep))
-        return True
+        return self._add(key, cache.begin(piece.prefix_ids, piece.adapter, keep=keep))
 
-    def _begin_large(self, job: Job, cache: PrefixCache) -> bool:
+    def _begin_large(self, job: Job, cache: PrefixCache) -> PrefixTransaction | None:
         prefix = cacheable_prefix(job.distinct)
         if prefix is not None:
             transaction = cache.begin(prefix, job.distinct.adapter, keep=job.keep_prefix)
         elif job.divided and job.distinct.prefix_len:
             transaction = cache.begin_private(job.distinct.prefix_len)
         else:
-            return False
-        if job.divided:
-            job.held = transaction
-            self.num_cached += transaction.cached
-        else:
-            self._add(job, transaction)
-        return True
+            return None
+        if not job.divided:
+            return self._add(job, transaction)
+        job.held = transaction
+        self.num_cached += transaction.cached
+        return transaction
 
-    def _add(self, key: _Key, transaction: PrefixTransaction) -> None:
+    def _add(self, key: _Key, transaction: PrefixTransaction) -> PrefixTransaction:
         self._transactions[key] = transaction
         self.num_cached += transaction.cached
+        return transaction
 
     def _behind_cached(self, job: Job) -> Piece:
         transaction = None if job.large else self._of(job)
@@ -175,17 +166,8 @@ class Executor(Protocol):
     def causal(self) -> bool:
         """Whether prompts can share a prefix, because no token sees the tokens after it."""
 
-    def launch(
-        self,
-        plan: ForwardPlan,
-        held: Sequence[Any],
-        stores: Sequence[Any],
-    ) -> Completion:
-        """Launch a forward.
-
-        Args:
-            held, stores: see `PrefixedForward`.
-        """
+    def launch(self, plan: ForwardPlan) -> Completion:
+        """Launch a forward."""
 
 
 @dataclass(frozen=True, slots=True)

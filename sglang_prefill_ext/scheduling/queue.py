@@ -132,10 +132,6 @@ class JobQueue:
         if self.begun is job:
             self.begun = None
 
-    def select(self, wanted: Callable[[Job], bool]) -> list[Job]:
-        """Return the queued jobs that satisfy `wanted`, in order."""
-        return [job for job in self if wanted(job)]
-
     def late(self, now_ms: float, tokens_per_s: float) -> list[Job]:
         """Return the jobs that would miss their deadlines even if they started now.
 

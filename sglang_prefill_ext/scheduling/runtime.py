@@ -14,12 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from sglang_prefill_ext.scheduling.budget import (
-    UNLIMITED,
-    load_of,
-    refusal,
-    retry_after_s,
-)
+from sglang_prefill_ext.scheduling.budget import UNLIMITED, load_of, refusal, retry_after_s
 from sglang_prefill_ext.scheduling.failures import AfterFailure
 from sglang_prefill_ext.scheduling.forwards import Forwards
 from sglang_prefill_ext.scheduling.job import Job
@@ -223,13 +218,9 @@ class PackedRuntime:
         The whole id is compared. SGLang compares only the beginning of ids, by which the abort of a
         request named "p" would end all packed ones, whose ids begin with "packed".
         """
-
-        def wanted(job: Job) -> bool:
-            return everything or job.rid == rid
-
-        flying = [job for job in self._forwards.flying if wanted(job)]
-        waiting = self.queue.select(wanted)
-        self._end(waiting + flying, Status.ABORTED, "The request was aborted.")
+        jobs = [*self.queue, *self._forwards.flying]
+        wanted = [job for job in jobs if everything or job.rid == rid]
+        self._end(wanted, Status.ABORTED, "The request was aborted.")
 
     @property
     def _has_room(self) -> bool:

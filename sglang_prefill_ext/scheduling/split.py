@@ -91,7 +91,7 @@ def unfit_row(rows: PackedRows, budget: ForwardBudget) -> int | None:
         return None
     lens = rows.suffix_lens.astype(np.int64)
     reads = np.diff(rows.read_starts())
-    too_large = budget.bytes_per_token * lens + budget.bytes_per_row * reads > budget.max_bytes
+    too_large = budget.num_bytes(lens, reads) > budget.max_bytes
     unfit = lens[too_large | (lens > budget.max_tokens)]
     return int(unfit.max()) if len(unfit) else None
 
@@ -155,7 +155,7 @@ def _greedy_cuts(
     while prefix - held > chunk:
         cuts.append((held, chunk, 0, 0))
         held += chunk
-    row_bytes = budget.bytes_per_token * starts.tokens + budget.bytes_per_row * starts.reads
+    row_bytes = budget.num_bytes(starts.tokens, starts.reads)
     first = 0
     while first < rows.num_rows:
         fresh = prefix - held

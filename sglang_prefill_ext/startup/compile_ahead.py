@@ -16,6 +16,7 @@ import numpy as np
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.layout.kernel_plan import DIVIDED_PREFIX_TOKENS
 from sglang_prefill_ext.layout.recurrence_parts import CHUNK
+from sglang_prefill_ext.layout.recurrence_plan import Recurrence
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache
@@ -65,20 +66,21 @@ TOGETHER = Shape(prefix=5, tokens=8, forward=8)
 """Two such requests share a forward, whose tokens recurrent layers compute in another order."""
 
 
+class CompiledModel(Protocol):
+    """What decides which kernels forwards launch; see `forward.model.Model`."""
+
+    longest_prompt: int | None
+    vector_width: int
+    recurrence: Recurrence | None
+
+
 class CompilingExecutor(Executor, Protocol):
-    """An executor that also tells what decides which kernels it launches; see `Model`."""
+    """An executor that can be made to replay nothing."""
+
+    attention: AttentionWay
 
     @property
-    def attention(self) -> AttentionWay: ...
-
-    @property
-    def longest_prompt(self) -> int | None: ...
-
-    @property
-    def vector_width(self) -> int: ...
-
-    @property
-    def recurrent(self) -> bool: ...
+    def model(self) -> CompiledModel: ...
 
     def eagerly(self) -> AbstractContextManager[None]: ...
 
@@ -102,14 +104,15 @@ def compile_ahead(executor: CompilingExecutor, budget: ForwardBudget, slots: Pre
 
 
 def _run_all(executor: CompilingExecutor, budget: ForwardBudget, slots: PrefixCache) -> None:
+    model = executor.model
     shapes = [LONE, SMALL, LARGE] if executor.attention is AttentionWay.AUTO else [LONE, SMALL]
-    if executor.longest_prompt is None or executor.longest_prompt > LONG.prefix:
+    if model.longest_prompt is None or model.longest_prompt > LONG.prefix:
         shapes.append(LONG)
-    if executor.recurrent:
+    if model.recurrence is not None:
         shapes.append(MANY_CHUNKS)
     for shape in shapes:
         limit = replace(budget, max_tokens=min(shape.forward, budget.max_tokens))
-        rows = _request(shape, limit.max_tokens, executor, slots.capacity)
+        rows = _request(shape, limit.max_tokens, model, slots.capacity)
         job = Job("compile-ahead", rows, pieces=split_request(rows, limit), large=True)
         try:
             while not job.launched:
@@ -118,31 +121,30 @@ def _run_all(executor: CompilingExecutor, budget: ForwardBudget, slots: PrefixCa
         finally:
             if job.held is not None:
                 job.held.rollback()
-    if executor.recurrent and budget.fits(2 * TOGETHER.tokens, 2 * TOGETHER.tokens):
-        _launch(executor, [_one_of_two(number, executor, budget) for number in (0, 1)], slots)
+    if model.recurrence is not None and budget.fits(2 * TOGETHER.tokens, 2 * TOGETHER.tokens):
+        _launch(executor, [_one_of_two(number, model, budget) for number in (0, 1)], slots)
 
 
-def _launch(executor: CompilingExecutor, jobs: list[Job], slots: PrefixCache) -> None:
+def _launch(executor: Executor, jobs: list[Job], slots: PrefixCache) -> None:
     prefixed = PrefixedForward(jobs, slots)
     try:
-        executor.launch(prefixed.plan, prefixed.held, prefixed.stores).wait()
+        executor.launch(prefixed.plan).wait()
     finally:
         prefixed.rollback()  # cache nothing
 
 
-def _one_of_two(number: int, executor: CompilingExecutor, budget: ForwardBudget) -> Job:
+def _one_of_two(number: int, model: CompiledModel, budget: ForwardBudget) -> Job:
     """A request with a prefix of its own."""
-    rows = _request(TOGETHER, TOGETHER.tokens, executor, TOGETHER.prefix)
+    rows = _request(TOGETHER, TOGETHER.tokens, model, TOGETHER.prefix)
     rows = replace(rows, tokens=np.full_like(rows.tokens, number))
     return Job(f"compile-ahead-{number}", rows, pieces=split_request(rows, budget))
 
 
-def _request(shape: Shape, forward: int, executor: CompilingExecutor, room: int) -> PackedRows:
+def _request(shape: Shape, forward: int, model: CompiledModel, room: int) -> PackedRows:
     tokens = shape.tokens - (shape.tokens % forward if shape.full else 0)
     prefix = min(shape.prefix, room)
-    if executor.longest_prompt is not None:
-        prefix = min(prefix, executor.longest_prompt - 1)
-    width = executor.vector_width
-    read = Vectors(width) if width else Labels(int_array([0]))
+    if model.longest_prompt is not None:
+        prefix = min(prefix, model.longest_prompt - 1)
+    read = Vectors(model.vector_width) if model.vector_width else Labels(int_array([0]))
     ids, suffixes = np.zeros(tokens, np.int32), int_array([1] * (tokens - prefix))
     return PackedRows(ids, prefix, suffixes, read)

@@ -19,7 +19,7 @@ from torch import Tensor
 from triton.compiler import make_backend
 from triton.runtime.jit import create_function_from_signature
 
-from sglang_prefill_ext.attention.inputs import AttentionVariant, LayerInputs
+from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.attention.prefix_libraries import LIBRARIES, RaggedAttend, tokens_first
 from sglang_prefill_ext.attention.way import HeadShape
 from sglang_prefill_ext.config import AttentionWay
@@ -32,6 +32,7 @@ from sglang_prefill_ext.startup.compile_ahead import compile_ahead
 from sglang_prefill_ext.wire.arrays import int_array
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.read import Labels
+from tests.unit.attention.reference import Variant
 from tests.unit.forward.kernels import KERNELS
 from tests.unit.forward.tiny_model import HIDDEN, LAYERS, TinyModel
 from tests.unit.scheduling.caches import MemoryCache
@@ -41,7 +42,7 @@ BUDGET = ForwardBudget(16_384)
 WAYS = [AttentionWay.AUTO, AttentionWay.FUSED, AttentionWay.MERGE, AttentionWay.MERGE_FA3]
 GRAPHS = [(way, 0) for way in WAYS] + [(AttentionWay.AUTO, 4096)]
 """Ways of attention, and tokens of the largest graph."""
-VARIANTS = (AttentionVariant(), AttentionVariant(soft_cap=50.0, window=100))
+VARIANTS = (Variant(), Variant(soft_cap=50.0, window=100))
 """Of the layers; as many as there are."""
 
 
@@ -69,7 +70,7 @@ class Projections(TinyModel):
             q, k, v = projected.split([7 * 64, 64, 64], dim=1)
             q = q[read_at] if layer == cut else q
             heads = (q.view(-1, 7, 64), k.view(-1, 1, 64), v.view(-1, 1, 64))
-            attend(layer, LayerInputs(*heads, scale=0.125, variant=variant))
+            attend(layer, LayerInputs(*heads, 0.125, *variant))
         return torch.zeros(len(read_at), HIDDEN, dtype=self.dtype)
 
     def product_head(self) -> ProductHead:
@@ -162,7 +163,7 @@ def test_a_new_form_is_noticed(compiled: tuple[PackedExecutor, Forms]) -> None:
     executor, forms = compiled
     before = set(forms.seen)
     rows = PackedRows(np.zeros(9, np.int32), 4, int_array([5]), Labels(int_array([0])))
-    one_more = AttentionVariant(window=3)
+    one_more = Variant(window=3)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(f"{__name__}.VARIANTS", (one_more, one_more))
         run(executor, rows, BUDGET)

@@ -7,12 +7,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from prefill_kernels.shared_prefix_attention import (
-    CachedKV,
-    KeyParts,
-    TilePlan,
-    shared_prefix_attention_reference,
-)
+from prefill_kernels.shared_prefix_attention import CachedKV, KeyParts, TilePlan
+from prefill_kernels.shared_prefix_attention.reference import shared_prefix_attention_reference
 from torch import Tensor
 
 from sglang_prefill_ext.layout.kernel_plan import KernelPlan, plan_tiles

@@ -47,13 +47,13 @@ class Served:
         def named(each: list[int] | None) -> torch.Tensor | None:
             return None if each is None else slots(self.model, each)
 
-        held_slots, store_slots = [named(each) for each in held], [named(each) for each in stores]
-        return self.executor.launch(forward, held_slots, store_slots).wait()
+        forward.held[:], forward.stores[:] = map(named, held), map(named, stores)
+        return self.executor.launch(forward).wait()
 
     def wanted(self, *numbers: int) -> np.ndarray:
         """The answer of an eager forward that computes all tokens."""
         forward = plan_forward([piece_of(number) for number in numbers])
-        return self.eager.launch(forward, [None] * len(numbers), [None] * len(numbers)).wait()
+        return self.eager.launch(forward).wait()
 
     def pool_at(self, numbers: list[int]) -> list[torch.Tensor]:
         buffers = [self.model.pool.buffers(layer) for layer in range(LAYERS)]
@@ -127,10 +127,11 @@ def test_without_a_cache_graphs_neither_read_nor_write_the_pool(device: torch.de
     model = DeviceModel(device)
     executor = PackedExecutor(model, readout_bytes=1 << 20, attention=AttentionWay.FUSED)
     executor.capture_graphs(16)
-    executor.launch(plan_forward([piece_of(2)]), [None], [None]).wait()
+    executor.launch(plan_forward([piece_of(2)])).wait()
     with pytest.raises(KeyError):
         model.pool.buffers(0)
-    executor.launch(plan_forward([piece_of(0)]), [None], [slots(model, FIRST_SLOTS)]).wait()
-    held = [slots(model, FIRST_SLOTS)]
-    executor.launch(plan_forward([piece_of(0, cached=11)]), held, [None]).wait()
+    storing, behind = plan_forward([piece_of(0)]), plan_forward([piece_of(0, cached=11)])
+    storing.stores[0] = behind.held[0] = slots(model, FIRST_SLOTS)
+    for forward in (storing, behind):
+        executor.launch(forward).wait()
     assert executor.graph_use.forwards == {"graph": 1, "kept_prefix": 1, "held_prefix": 1}

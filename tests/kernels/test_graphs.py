@@ -20,6 +20,7 @@ from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.forward.executor import PackedExecutor
 from sglang_prefill_ext.forward.graphs import replay as graphs_module
 from sglang_prefill_ext.forward.graphs.capture import Work
+from sglang_prefill_ext.forward.graphs.plan import GraphUse
 from sglang_prefill_ext.forward.graphs.replay import PackedGraphs
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.planner import ForwardPlan, plan_forward
@@ -119,9 +120,7 @@ def executor_with_graphs(
 
 
 def graphs_of(model: TinyModel, way: AttentionWay) -> PackedGraphs:
-    graphs = PackedGraphs(model, way)
-    graphs.capture(LARGEST)
-    return graphs
+    return PackedGraphs(model, way, None, GraphUse(), LARGEST)
 
 
 @contextmanager
@@ -138,9 +137,8 @@ def never_waiting() -> Iterator[None]:
 
 
 def answer(executor: PackedExecutor, forward: ForwardPlan) -> np.ndarray:
-    nothing = [None] * len(forward.layout.groups)
     with never_waiting():
-        completion = executor.launch(forward, nothing, nothing)
+        completion = executor.launch(forward)
     return completion.wait()
 
 
@@ -179,7 +177,7 @@ def test_a_way_that_is_chosen_on_the_host_is_another_one_in_graphs(
 def test_padding_is_computed_like_any_row(way: AttentionWay, device: torch.device) -> None:
     """All results of a graph are finite, also those of padding."""
     graphs = graphs_of(DeviceModel(device), way)
-    (graph,) = [each for each in graphs._graphs if each.bucket.tokens == LARGEST]
+    (graph,) = [each for each in graphs._graphs if each.tokens == LARGEST]
     for forward in FORWARDS.values():
         graph.run(forward)
         made = graph._replay()
@@ -190,10 +188,10 @@ def test_padding_is_computed_like_any_row(way: AttentionWay, device: torch.devic
 @torch.inference_mode()
 def test_what_is_read_is_not_overwritten_by_the_next_replay(device: torch.device) -> None:
     graphs = graphs_of(DeviceModel(device), AttentionWay.FUSED)
-    first = graphs.run(FORWARDS["rows_behind_a_prefix"], [None], [None])
+    first = graphs.run(FORWARDS["rows_behind_a_prefix"])
     assert first is not None
     before = first.clone()
-    graphs.run(FORWARDS["exactly_full"], [None], [None])
+    graphs.run(FORWARDS["exactly_full"])
     assert torch.equal(first, before)
 
 

@@ -14,9 +14,8 @@ import triton
 from torch import Tensor
 
 from sglang_prefill_ext.attention.dense import DenseAttention
-from sglang_prefill_ext.attention.inputs import PLAIN, AttentionVariant, HeldKV, LayerInputs
+from sglang_prefill_ext.attention.inputs import HeldKV, LayerInputs
 from sglang_prefill_ext.attention.kernels import KernelAttention, kernel_obstacle
-from sglang_prefill_ext.attention.kernels_by_heads import kernel_attention
 from sglang_prefill_ext.attention.prefix_libraries import LIBRARIES
 from sglang_prefill_ext.attention.way import HeadShape
 from sglang_prefill_ext.config import AttentionWay
@@ -29,6 +28,7 @@ from sglang_prefill_ext.layout import kernel_plan
 from sglang_prefill_ext.layout.tokens import ForwardLayout
 from tests.unit.attention import fake_libraries
 from tests.unit.attention.inputs import in_slots
+from tests.unit.attention.reference import PLAIN, Variant
 from tests.unit.attention.strategies import layout
 from tests.unit.forward.test_executor import TinyModel
 
@@ -73,15 +73,15 @@ class Inputs:
             for k, v in (tensors(group.held, *key_sizes) for group in forward.groups)
         ]
 
-    def forward(self, attention: Attention, variant: AttentionVariant = PLAIN) -> Tensor:
+    def forward(self, attention: Attention, variant: Variant = PLAIN) -> Tensor:
         cached = self._bind(attention)
-        return attention.forward(LayerInputs(self.q, self.k, self.v, SCALE, variant), cached)
+        return attention.forward(LayerInputs(self.q, self.k, self.v, SCALE, *variant), cached)
 
     def read(
-        self, attention: Attention, positions: Sequence[int], variant: AttentionVariant = PLAIN
+        self, attention: Attention, positions: Sequence[int], variant: Variant = PLAIN
     ) -> Tensor:
         cached, reads = self._bind(attention), self.q[list(positions)]
-        return attention.read(LayerInputs(reads, self.k, self.v, SCALE, variant), cached)
+        return attention.read(LayerInputs(reads, self.k, self.v, SCALE, *variant), cached)
 
     def _bind(self, attention: Attention) -> HeldKV | None:
         cached, page_table = in_slots(self.held)
@@ -103,7 +103,7 @@ class InPlace(Tensor):
 def kernels(
     forward: ForwardLayout, way: AttentionWay, device: torch.device, processors: int = 0
 ) -> KernelAttention:
-    return KernelAttention(forward, way, SHAPE, torch.float32, device, processors=processors)
+    return KernelAttention(forward, way, (SHAPE,), torch.float32, device, processors=processors)
 
 
 @each_layout
@@ -119,7 +119,7 @@ def test_every_token(forward: ForwardLayout, way: AttentionWay, device: torch.de
 def test_layers_whose_heads_differ(way: AttentionWay, device: torch.device) -> None:
     forward = LAYOUTS["one_held_of_three"]
     shapes = (SHAPE, HeadShape(8, 1, 32, 32))
-    attention = kernel_attention(forward, way, shapes, torch.float32, device)
+    attention = KernelAttention(forward, way, shapes, torch.float32, device)
     for shape in shapes:
         inputs = Inputs(forward, device, shape)
         dense, positions = DenseAttention(forward, device), forward.read_positions().tolist()
@@ -130,9 +130,12 @@ def test_layers_whose_heads_differ(way: AttentionWay, device: torch.device) -> N
             torch.testing.assert_close(found, wanted, rtol=0, atol=TOLERANCE)
 
 
-def test_heads_of_one_shape_are_not_looked_up(device: torch.device) -> None:
-    one = kernel_attention(LAYOUTS["rows"], WAYS[0], (SHAPE,), torch.float32, device)
-    assert isinstance(one, KernelAttention)
+def test_heads_of_one_shape_are_not_looked_up(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(LayerInputs, "heads")
+    forward = LAYOUTS["rows"]
+    assert Inputs(forward, device).forward(kernels(forward, WAYS[0], device)).isfinite().all()
 
 
 @each_way
@@ -144,12 +147,12 @@ def test_divided_keys(
     monkeypatch.setattr(kernel_plan, "PART_TOKENS", 1)
     forward = layout((held, 200 - held, 2, 1))
     inputs, attention = Inputs(forward, device), kernels(forward, way, device, processors=60)
-    launched = [plan.parts for plan in attention._plans]
+    launched = [plan.parts for plan in attention._plans[SHAPE]]
     assert launched[-1] > 1
     assert (launched[0] > 1) == (way is AttentionWay.FUSED)
     dense, positions = DenseAttention(forward, device), forward.read_positions().tolist()
     sinks = torch.tensor([1.5, -4.0, 3.0, 0.0], device=device)
-    for variant in (PLAIN, AttentionVariant(soft_cap=2.0, window=90, sinks=sinks)):
+    for variant in (PLAIN, Variant(soft_cap=2.0, window=90, sinks=sinks)):
         for found, wanted in (
             (inputs.forward(attention, variant), inputs.forward(dense, variant)),
             (inputs.read(attention, positions, variant), inputs.read(dense, positions, variant)),
@@ -192,7 +195,7 @@ def test_a_window_to_both_sides_is_refused(way: AttentionWay, device: torch.devi
     forward = LAYOUTS["whole_prompts"]
     inputs = Inputs(forward, device)
     with pytest.raises(PackingError, match="window"):
-        inputs.forward(kernels(forward, way, device), AttentionVariant(window=6))
+        inputs.forward(kernels(forward, way, device), Variant(window=6))
 
 
 @pytest.mark.parametrize("window", [None, 6])
@@ -203,7 +206,7 @@ def test_soft_cap_window_and_sinks(
     forward = LAYOUTS["one_held_of_three"]
     inputs, attention = Inputs(forward, device), kernels(forward, way, device)
     sinks = torch.tensor([1.5, -4.0, 3.0, 0.0], device=device)
-    variant = AttentionVariant(soft_cap=2.0, window=window, sinks=sinks)
+    variant = Variant(soft_cap=2.0, window=window, sinks=sinks)
     dense, positions = DenseAttention(forward, device), forward.read_positions().tolist()
     for found, wanted in (
         (inputs.forward(attention, variant), inputs.forward(dense, variant)),

@@ -110,15 +110,14 @@ def launches(
         model, readout_bytes=1 << 20, attention=AttentionWay.FUSED, caches_prefixes=True
     )
     executor.capture_graphs(48)
-    named = [
-        [None if each is None else slots(model, each) for each in some] for some in (held, stores)
-    ]
-    executor.launch(plan_forward([piece_of(2)]), [None], [None]).wait()
+    executor.launch(plan_forward([piece_of(2)])).wait()
     forward = plan_forward(pieces)
+    for named, some in ((forward.held, held), (forward.stores, stores)):
+        named[:] = [None if each is None else slots(model, each) for each in some]
     forward.reads.kinds[:] = LabelKind(0, normalised, Draw.NONE).number
     counting.launches.clear()
     with counting:
-        completion = executor.launch(forward, *named)
+        completion = executor.launch(forward)
     completion.wait()
     assert executor.graph_use.forwards == {"graph": 2}
     counting.launches["transfer"] += not COMPILED  # of the values back

@@ -15,8 +15,9 @@ from sglang.kernels.ops.attention.extend_attention import extend_attention_fwd
 from torch import Tensor
 
 from sglang_prefill_ext.attention.dense import DenseAttention
-from sglang_prefill_ext.attention.inputs import AttentionVariant, LayerInputs
+from sglang_prefill_ext.attention.inputs import LayerInputs
 from tests.kernels.layouts import Case, make_case
+from tests.unit.attention.reference import Variant
 from tests.unit.attention.strategies import layout
 
 HELD, FRESH, ROWS = 23, 14, (5, 1, 40)
@@ -31,7 +32,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def stock(case: Case, variant: AttentionVariant) -> Tensor:
+def stock(case: Case, variant: Variant) -> Tensor:
     """SGLang's kernel, for each row a prompt whose prefix is cached; `[tokens of rows, H, Dv]`."""
     assert case.cached is not None
     slots = case.cached.page_table.long()
@@ -68,19 +69,18 @@ def stock(case: Case, variant: AttentionVariant) -> Tensor:
 def test_the_same_as_sglang(device: torch.device, options: dict[str, Any]) -> None:
     forward = layout((HELD, FRESH, *ROWS))
     case = make_case(forward, device, torch.float32)
-    variant = AttentionVariant(**options)
+    variant = Variant(**options)
     if variant.sinks is not None:
-        variant = AttentionVariant(variant.soft_cap, variant.window, SINKS.to(device))
+        variant = Variant(variant.soft_cap, variant.window, SINKS.to(device))
     wanted = stock(case, variant)
-    scores = {name: getattr(variant, name) for name in ("soft_cap", "window", "sinks")}
     assert case.cached is not None
     cached = case.cached
-    inputs = LayerInputs(case.q, case.k, case.v, case.scale, variant)
+    inputs = LayerInputs(case.q, case.k, case.v, case.scale, *variant)
     attention = DenseAttention(forward, device)
     attention.bind((), cached.page_table)
     dense = attention.forward(inputs, (cached.k, cached.v))
-    fused, _ = shared_prefix_attention(*case.arguments, cached=cached, **scores)
+    fused, _ = shared_prefix_attention(*case.arguments, cached=cached, **variant._asdict())
     for found in (dense, fused):
         torch.testing.assert_close(found[FRESH:], wanted, rtol=1e-5, atol=1e-5)
-    plain = stock(case, AttentionVariant())
+    plain = stock(case, Variant())
     assert (plain - wanted).abs().max() > 1e-3

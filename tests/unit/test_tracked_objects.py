@@ -8,8 +8,7 @@ from __future__ import annotations
 import gc
 import random
 import sys
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -63,7 +62,7 @@ class Executor:
     asynchronous = False
     causal = True
 
-    def launch(self, plan: ForwardPlan, held: Sequence[Any], stores: Sequence[Any]) -> Completion:
+    def launch(self, plan: ForwardPlan) -> Completion:
         return Completion(np.zeros(len(plan.reads.label_ids), dtype=np.float32))
 
 

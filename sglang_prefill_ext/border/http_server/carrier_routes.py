@@ -160,7 +160,6 @@ def _reranking(app: Any, manager: Any) -> Reranking | None:
 
 
 def _pair_tokens(config: Any) -> float:
-    """See `Offer`."""
     try:
         return ModelShape.of_config(config.to_dict()).pair_tokens
     except ConfigError:  # a model that cannot be counted

@@ -96,7 +96,6 @@ def _check(
 
 
 def _asked_of_all(serving: Any, request: Any, chat_template: str) -> GenerateReqInput:
-    """Return one request with the prompts of all documents."""
     contents = [
         serving._build_vl_reranker_content(query=request.query, document=document)
         for document in request.documents

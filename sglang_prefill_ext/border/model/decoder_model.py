@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -16,17 +16,11 @@ from sglang.srt.layers.logits_processor import LogitsMetadata, should_apply_lm_h
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
-from sglang_prefill_ext.border.model.capability import (
-    attention_layers,
-    head_shape,
-    text_part,
-)
+from sglang_prefill_ext.border.model.capability import attention_layers, head_shape, text_part
 from sglang_prefill_ext.border.model.expert_settings import expert_settings
-from sglang_prefill_ext.border.model.layer_embeddings import (
-    embeddings_of_layers,
-    look_media_up_as_padding,
-)
+from sglang_prefill_ext.border.model.layer_embeddings import look_media_up_as_padding
 from sglang_prefill_ext.border.model.model_classes import POSITIONS_FROM_1, RESIDUAL_ON_BATCH
 from sglang_prefill_ext.border.model.packed_batch import (
     Adapters,
@@ -159,9 +153,7 @@ class SglangModel:
         self._model = text_part(runner.model)
         layers = attention_layers(runner.model)
         last = max(layers, key=lambda layer: layer.layer_id)
-        self._looks_up_again = embeddings_of_layers(runner.model) is not None
-        if self._looks_up_again:
-            look_media_up_as_padding(runner.model)
+        self._looks_up_again = look_media_up_as_padding(runner.model)
         shortens = type(runner.model).__name__ in RESIDUAL_ON_BATCH and not self._looks_up_again
         self.last_layer: int | None = last.layer_id if shortens else None
         self.recurrence = recurrence_of(runner)
@@ -238,8 +230,7 @@ class SglangModel:
             self._some_zeros = torch.zeros(count, dtype=torch.int64, device=self.device)
         return self._some_zeros[:count]
 
-    @contextmanager
-    def _overridden(self, overrides: Overrides) -> Iterator[None]:
+    def _overridden(self, overrides: Overrides) -> AbstractContextManager[object]:
         """Replace embeddings of tokens by a hook, as not all models take embeddings as argument."""
         if self._looks_up_again:
             raise PackedForwardError(
@@ -251,11 +242,8 @@ class SglangModel:
             rows = embeds.view(-1, embeds.shape[-1])  # the Transformers backend has a batch of one
             rows[overrides.at] = overrides.embeds.to(embeds.dtype)
 
-        handle = self._model.model.embed_tokens.register_forward_hook(replace)
-        try:
-            yield
-        finally:
-            handle.remove()
+        handle: RemovableHandle = self._model.model.embed_tokens.register_forward_hook(replace)
+        return handle
 
     def _run(self, batch: PackedForwardBatch, read_at: Tensor) -> Tensor:
         layers = getattr(self._model, "_forward_hidden_states", self._model.model)

@@ -17,7 +17,7 @@ from sglang.srt.model_executor.forward_batch_info import (
 )
 from torch import Tensor
 
-from sglang_prefill_ext.attention.inputs import AttentionVariant, LayerInputs
+from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.border.model.latent_attention import LATENT_BACKEND, queries_and_latents
 from sglang_prefill_ext.border.model.recurrent.delta_rule import delta_inputs
 from sglang_prefill_ext.border.model.recurrent.state_space import PackedMamba
@@ -153,7 +153,7 @@ class PackedAttentionBackend(AttentionBackend):  # type: ignore[misc]
             k.view(-1, layer.tp_k_head_num, layer.qk_head_dim),
             v.view(-1, layer.tp_v_head_num, layer.v_head_dim),
             layer.scaling,
-            AttentionVariant(layer.logit_cap or 0.0, window, sinks),
+            *(layer.logit_cap or 0.0, window, sinks),
             forward_batch.latents,
         )
         out: Tensor = forward_batch.attend(layer.layer_id, inputs)

@@ -12,8 +12,8 @@ from sglang.srt.runtime_context import get_exec
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from torch import Tensor
 
-from sglang_prefill_ext.forward.model import Drawn
 from sglang_prefill_ext.forward.upload import upload
+from sglang_prefill_ext.wire.reads import Best
 from sglang_prefill_ext.wire.sampling import WHOLE_VOCABULARY, Sampling
 
 
@@ -38,7 +38,7 @@ class SglangSampler:
         positions: Tensor,
         num_top: int,
         listed: list[list[int]],
-    ) -> Drawn:
+    ) -> tuple[Tensor, Best[Tensor]]:
         """See `Model.draw`."""
         info, output = batch_info(sampling, logits), LogitsProcessorOutput(logits)
         info.apply_logits_bias(logits)
@@ -57,7 +57,8 @@ class SglangSampler:
         log_probs = output.next_token_logprobs
         if hidden is not None:  # show NaN again, which may come from another request's rows
             log_probs = log_probs.masked_fill(hidden, torch.nan)
-        return Drawn(tokens, log_probs, top_log_probs, top_tokens, of_listed)
+        token = log_probs[:, None], tokens.float()[:, None]
+        return of_listed, Best(*token, top_log_probs, top_tokens.float())
 
 
 def batch_info(sampling: Sampling, logits: Tensor) -> SamplingBatchInfo:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from sglang.srt.layers.pooler import CrossEncodingPooler
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.border.model.decoder_model import SglangModel
@@ -48,8 +49,7 @@ class SglangVectorModel(SglangModel):
         self._has_states = states is not None
         return vectors if states is None else torch.cat((vectors, states), dim=1)
 
-    @contextmanager
-    def _leaving(self, read_at: Tensor) -> Iterator[None]:
+    def _leaving(self, read_at: Tensor) -> RemovableHandle:
         """Leave the read positions only, behind layers that have computed all tokens."""
 
         def choose(_module: object, _inputs: object, output: Any) -> Any:
@@ -57,11 +57,8 @@ class SglangVectorModel(SglangModel):
                 return (output[0][:, read_at], *output[1:])
             return output[read_at]
 
-        handle = self._model.model.register_forward_hook(choose)
-        try:
-            yield
-        finally:
-            handle.remove()
+        handle: RemovableHandle = self._model.model.register_forward_hook(choose)
+        return handle
 
     def _measured_widths(self) -> tuple[int, int]:
         """Run one token to find the widths of vectors and states.
@@ -111,8 +108,9 @@ class SglangEncoder(SglangVectorModel):
         vectors: Tensor = output.embeddings
         return vectors.view(len(read_at), -1)  # a head of one class returns a scalar for each row
 
-    @contextmanager
-    def _numbering(self, token_ids: Tensor, batch: PackedForwardBatch) -> Iterator[None]:
+    def _numbering(
+        self, token_ids: Tensor, batch: PackedForwardBatch
+    ) -> AbstractContextManager[object]:
         """Give all tokens of XLM-RoBERTa their places at once.
 
         SGLang would do it prompt by prompt, and wait for the device in each. It now does so for one
@@ -120,17 +118,13 @@ class SglangEncoder(SglangVectorModel):
         """
         encoder = getattr(self._model, "roberta", None)
         if encoder is None:
-            yield
-            return
+            return nullcontext()
         embeddings = encoder.embeddings
         numbers = _places(token_ids, batch.positions, embeddings.padding_idx)
         batch.seq_lens = torch.zeros(1, dtype=torch.int64)
         table = embeddings.position_embeddings
-        handle = table.register_forward_pre_hook(lambda _module, _inputs: (numbers,))
-        try:
-            yield
-        finally:
-            handle.remove()
+        handle: RemovableHandle = table.register_forward_pre_hook(lambda *_: (numbers,))
+        return handle
 
     @contextmanager
     def _reading(self, read_at: Tensor, batch: PackedForwardBatch) -> Iterator[None]:
@@ -159,13 +153,10 @@ class SglangEncoder(SglangVectorModel):
                 hooks.enter_context(activation.register_forward_pre_hook(join))
             yield
 
-    @contextmanager
-    def _overridden(self, overrides: Overrides | None) -> Iterator[None]:
-        if overrides is not None:
-            raise PackedForwardError(
-                "Embeddings in the place of tokens are not possible with an encoder; leave them out"
-            )
-        yield
+    def _overridden(self, overrides: Overrides) -> AbstractContextManager[object]:
+        raise PackedForwardError(
+            "Embeddings in the place of tokens are not possible with an encoder; leave them out"
+        )
 
 
 def _places(token_ids: Tensor, positions: Tensor, padding: int) -> Tensor:

@@ -185,8 +185,7 @@ def _read(output: Tensor, rows: PackedRows) -> Float32Array:
     if isinstance(rows.read, Labels):
         labels = torch.from_numpy(rows.read.ids.astype(np.int64))
         output = output.log_softmax(-1)[:, labels]
-    values: Float32Array = output.numpy()
-    return values
+    return output.numpy()
 
 
 def _joined(answers: list[Float32Array]) -> Matrix:

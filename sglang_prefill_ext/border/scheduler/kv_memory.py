@@ -23,6 +23,9 @@ class SglangPool:
 
     Args:
         pool: must be plain, see `plain_pool`.
+
+    Attributes:
+        most_held: tokens of the longest prefix that a forward may read; known after `set_aside`.
     """
 
     keeps_latents = False
@@ -77,7 +80,7 @@ class SglangRoom:
         pool: that pool.
     """
 
-    def __init__(self, scheduler: Any, pool: KVPool) -> None:
+    def __init__(self, scheduler: Any, pool: SglangPool) -> None:
         self._pool = pool
         self._tree = scheduler.tree_cache
         self._allocator = scheduler.token_to_kv_pool_allocator
@@ -137,4 +140,7 @@ def _adapts_latents(adapters: Any) -> bool:
 
 def room_in(pool: KVPool, scheduler: Any) -> Room:
     """Return what allocates slots of the pool of a scheduler's model."""
-    return pool if isinstance(pool, OwnPool) else SglangRoom(scheduler, pool)
+    if isinstance(pool, OwnPool):
+        return pool
+    assert isinstance(pool, SglangPool), "the pools of `SglangModel`"
+    return SglangRoom(scheduler, pool)

@@ -28,7 +28,7 @@ from sglang_prefill_ext.forward.graphs.weights import look_at_weights
 from sglang_prefill_ext.forward.kv_pool import PrivateSlots, Room
 from sglang_prefill_ext.forward.memory import free_bytes, readout_bytes
 from sglang_prefill_ext.process.stages import STARTUP
-from sglang_prefill_ext.scheduling.budget import ForwardBudget
+from sglang_prefill_ext.scheduling.budget import UNLIMITED, ForwardBudget
 from sglang_prefill_ext.scheduling.policy import policy_of
 from sglang_prefill_ext.scheduling.runtime import PackedRuntime
 from sglang_prefill_ext.shared_device.board import Board
@@ -64,7 +64,7 @@ def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
     if reason:
         logger.warning("Prefill-only serving: this model takes the stock path (%s)", reason)
         return RuntimeSetup(declining(reason), GraphUse(), experts)
-    most_bytes = None if board is None else board.reserve_bytes
+    most_bytes = UNLIMITED if board is None else board.reserve_bytes
     executor, measured, room, check = _set_up_executor(scheduler, config, most_bytes)
     if check is not None and not check.same:
         return RuntimeSetup(
@@ -79,15 +79,16 @@ def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
         alone=ranks.count == 1,
         after_failure=ranks.require_usable,
     )
+    widths = executor.model.vector_width, executor.model.state_width
     return RuntimeSetup(
-        *(runtime, executor.graph_use, experts, executor.widths, check, measured.tokens_per_s),
+        *(runtime, executor.graph_use, experts, widths, check, measured.tokens_per_s),
         after_update=look_at_weights(runner.model, executor),
         is_short=room.is_short,
     )
 
 
 def _set_up_executor(
-    scheduler: Any, config: PrefillOnlyConfig, most_bytes: int | None
+    scheduler: Any, config: PrefillOnlyConfig, most_bytes: int
 ) -> tuple[PackedExecutor, Calibration, Room, AnswerCheck | None]:
     """Try what was asked for, then without graphs and kernels, until the answers are right.
 
@@ -128,13 +129,11 @@ def _tried(
     model: SglangModel,
     room: Room,
     attempt: Attempt,
-    most_bytes: int | None,
+    most_bytes: int,
 ) -> tuple[PackedExecutor, Calibration, AnswerCheck | None]:
     """Measure forwards of one attempt, compile kernels, and compare the paths if asked for."""
     ranks = Ranks(scheduler)
-    free = free_bytes(model.device)
-    own = free if most_bytes is None else min(free, most_bytes)
-    (too_much,) = ranks.largest([-own])
+    (too_much,) = ranks.largest([-min(free_bytes(model.device), most_bytes)])
     readout = readout_bytes(config.readout_chunk_mib, model.device.type, -too_much)
     executor = PackedExecutor(
         model,
@@ -144,7 +143,6 @@ def _tried(
     )
     measured = calibrate(
         executor,
-        model.device,
         config.max_forward_tokens,
         ranks.largest,
         most_bytes,

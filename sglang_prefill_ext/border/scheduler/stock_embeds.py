@@ -61,7 +61,6 @@ def refuse_embeddings(scheduler: Any) -> None:
 
 
 def _accepts(function: Callable[..., Any], name: str) -> bool:
-    """Whether a function accepts that keyword argument."""
     parameters = signature(function).parameters
     return name in parameters or any(
         each.kind is Parameter.VAR_KEYWORD for each in parameters.values()

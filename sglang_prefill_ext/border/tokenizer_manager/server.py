@@ -43,5 +43,4 @@ class PrefillServer:
 
 def server_of(manager: Any) -> PrefillServer | None:
     """The packed path of a manager; None if the flag is off."""
-    server: PrefillServer | None = getattr(manager, ATTRIBUTE, None)
-    return server
+    return getattr(manager, ATTRIBUTE, None)

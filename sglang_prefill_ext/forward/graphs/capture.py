@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -46,21 +46,15 @@ def cuda_capture() -> Capture:
                 result = work()
         finally:
             torch.cuda.set_stream(current)  # if the capture fails, torch leaves its stream current
-        return _Replay(graph, result, work)
+        return partial(_replayed, graph, result, work)
 
     return capture
 
 
-@dataclass(frozen=True, slots=True)
-class _Replay:
-    graph: torch.cuda.CUDAGraph
-    result: Tensor
-    work: Work
-    """Keeps alive the tensors whose addresses the graph reads."""
-
-    def __call__(self) -> Tensor:
-        self.graph.replay()
-        return self.result
+def _replayed(graph: torch.cuda.CUDAGraph, result: Tensor, _work: Work) -> Tensor:
+    """Replay a graph; it reads the tensors that `_work` keeps alive."""
+    graph.replay()
+    return result
 
 
 def capture_for(device: torch.device) -> Capture:

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_prefill_ext.layout.tokens import ForwardLayout, GroupSpan
-from sglang_prefill_ext.scheduling.budget import groups_of
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
 
 REPLAYED = "graph"
@@ -51,32 +50,8 @@ SMALLEST_TOKENS = 16
 """Smaller graphs would save too little time for the memory that they take."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """The size of a graph; smaller forwards are padded to it.
-
-    In a graph all tokens pass through the whole last layer, the final norm and, if there is one,
-    the head that makes vectors, since any of them may be read. So the last layer's attention is
-    computed like that of other layers, and all that follows for more tokens than in an eager
-    forward.
-
-    Attributes:
-        tokens: of the padded forward, >= 1.
-    """
-
-    tokens: int
-
-    @property
-    def groups(self) -> int:
-        return groups_of(self.tokens)
-
-    def holds(self, layout: ForwardLayout) -> bool:
-        """Whether a forward of rows that are read once can be padded to this size."""
-        return layout.num_tokens <= self.tokens and len(layout.groups) <= self.groups
-
-
-def buckets_up_to(max_tokens: int) -> tuple[Bucket, ...]:
-    """Buckets of powers of two and of 1.5 times these, ascending; the last is `max_tokens`.
+def sizes_up_to(max_tokens: int) -> list[int]:
+    """Tokens of each graph: powers of two and 1.5 times these, ascending; last `max_tokens`.
 
     So padding adds at most half of a forward's tokens, unless it has very few.
     """
@@ -85,19 +60,19 @@ def buckets_up_to(max_tokens: int) -> tuple[Bucket, ...]:
     while power < max_tokens:
         sizes |= {power, min(power * 3 // 2, max_tokens)}
         power *= 2
-    return tuple(Bucket(size) for size in sorted(sizes))
+    return sorted(sizes)
 
 
-def eager_reason(plan: ForwardPlan, *, most_held: int, stores: bool) -> str:
+def eager_reason(plan: ForwardPlan, *, most_held: int) -> str:
     """Return why graphs cannot replay a forward, its size apart; empty if they can.
 
     Args:
-        most_held: most tokens of held prefixes that graphs can read in the pool.
-        stores: whether the forward stores K/V although graphs cannot.
+        most_held: most tokens of held prefixes that graphs can read in the pool; 0: they neither
+            read nor write it.
     """
     if sum(group.held for group in plan.layout.groups) > most_held:
         return "held_prefix"
-    if stores:
+    if not most_held and any(slots is not None for slots in plan.stores):
         return "kept_prefix"
     if plan.override_at.size:
         return "overrides"
@@ -107,18 +82,18 @@ def eager_reason(plan: ForwardPlan, *, most_held: int, stores: bool) -> str:
 
 
 def pad(
-    layout: ForwardLayout, token_ids: NDArray[np.int32], bucket: Bucket
+    layout: ForwardLayout, token_ids: NDArray[np.int32], tokens: int
 ) -> tuple[ForwardLayout, NDArray[np.int64], NDArray[np.int64]]:
-    """Pad a forward to exactly the size of a bucket that holds it.
+    """Pad a forward to exactly so many tokens, at least as many as it has.
 
     Returns:
         A layout whose last group is padding, if any is needed; its token ids; and the read token of
-        each row, then zeros. Both are int64 `[bucket.tokens]`.
+        each row, then zeros. Both are int64 `[tokens]`.
     """
-    assert bucket.holds(layout), "choose a larger bucket"
-    missing = bucket.tokens - layout.num_tokens
+    missing = tokens - layout.num_tokens
+    assert missing >= 0, "choose a larger graph"
     padding = (GroupSpan(0, 0, np.ones(missing, np.int32)),) if missing else ()
-    ids, read_at = np.zeros((2, bucket.tokens), dtype=np.int64)
+    ids, read_at = np.zeros((2, tokens), dtype=np.int64)
     ids[: layout.num_tokens] = token_ids
     read_at[: layout.num_rows] = layout.read_positions()
     return replace(layout, groups=layout.groups + padding), ids, read_at

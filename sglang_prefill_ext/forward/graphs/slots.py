@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
-from sglang_prefill_ext.attention.inputs import HeldKV, write_page_table
+from sglang_prefill_ext.attention.inputs import HeldKV, held_slots
 from sglang_prefill_ext.forward.kv_pool import KVPool
-from sglang_prefill_ext.layout.tokens import ForwardLayout
+from sglang_prefill_ext.scheduling.planner import ForwardPlan
 
 HELD_TOKENS = 1 << 14
 """Entries of the page table. With more held tokens, attention takes the device longer than eager
@@ -32,19 +30,14 @@ class GraphSlots:
         self._stores, self._nobodys = torch.zeros((2, tokens), dtype=torch.int64, device=device)
         self._num_stores = 0
 
-    def bring(
-        self, layout: ForwardLayout, held: Sequence[Tensor | None], stores: Sequence[Tensor | None]
-    ) -> None:
-        """Write a forward's slots for the next replay; launches nothing if there are none.
-
-        Args:
-            held, stores: see `PrefixedForward`.
-        """
-        found = [each for each in held if each is not None]
-        write_page_table([torch.cat(found)] if len(found) > 1 else found, self.page_table)
+    def bring(self, plan: ForwardPlan) -> None:
+        """Write a forward's slots for the next replay; launches nothing if there are none."""
+        held = held_slots(plan.held)
+        if held is not None:
+            self.page_table[: len(held)].copy_(held)
         parts: list[Tensor] = []
         end = 0
-        for start, slots in zip(layout.group_starts.tolist(), stores, strict=True):
+        for start, slots in zip(plan.layout.group_starts.tolist(), plan.stores, strict=True):
             if slots is not None:
                 parts += [self._nobodys[: start - end], slots]
                 end = start + len(slots)

@@ -43,8 +43,6 @@ def drawn_tokens(
         (places,) = upload([positions[chunk.reads]], chunk.logits.device)
         labels = np.split(chunk.label_ids, np.cumsum(chunk.label_lens)[:-1])
         listed = [each.tolist() for each in labels]
-        drawn = model.draw(chunk.logits, sampling[chunk.reads], places, num_best - 1, listed)
-        token = (drawn.log_probs[:, None], drawn.tokens.float()[:, None])
-        return drawn.listed, Best(*token, drawn.top_log_probs, drawn.top_tokens.float())
+        return model.draw(chunk.logits, sampling[chunk.reads], places, num_best - 1, listed)
 
     return pick

@@ -170,7 +170,7 @@ def packed(model: SglangModel, rows: PackedRows, max_tokens: int) -> dict[str, A
     values: list[float] = []
     while not job.launched:
         prefixed = PrefixedForward([job], slots)
-        values += executor.launch(prefixed.plan, prefixed.held, prefixed.stores).wait().tolist()
+        values += executor.launch(prefixed.plan).wait().tolist()
         job.next_piece += 1
     if job.held is not None:
         job.held.rollback()

@@ -251,10 +251,10 @@ class Executor:
     failure_rate: float = 0.0
     causal: bool = True
 
-    def launch(self, plan: ForwardPlan, held: Sequence[Any], stores: Sequence[Any]) -> Completion:
+    def launch(self, plan: ForwardPlan) -> Completion:
         self._maybe_fail("launch")
         sources = []
-        for span, loaded, stored in zip(plan.layout.groups, held, stores, strict=True):
+        for span, loaded, stored in zip(plan.layout.groups, plan.held, plan.stores, strict=True):
             assert (0 if loaded is None else len(loaded)) == span.held
             if loaded is not None:
                 sources.append((self.memory.watched(loaded), span.held))

@@ -13,6 +13,6 @@ def part_of(
     lens: list[int], slots: list[int], device: torch.device, *, keep: bool, grid: int = 0
 ) -> DevicePart:
     """Sequences that begin with token 0; see `Part` and `Recurrence`."""
-    part = Part(slice(0, sum(lens)), np.array(lens), np.array(slots, dtype=np.int32), keep)
-    arrays = [torch.from_numpy(each).to(device) for each in DevicePart.host_arrays(part, grid)]
-    return DevicePart.bound(part, grid, iter(arrays))
+    part = Part(slice(0, sum(lens)), np.array(lens), np.array(slots, dtype=np.int32), keep, grid)
+    arrays = [torch.from_numpy(each).to(device) for each in part.host_arrays()]
+    return DevicePart.bound(part, iter(arrays))

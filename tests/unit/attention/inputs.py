@@ -6,13 +6,12 @@ import torch
 from torch import Tensor
 
 from sglang_prefill_ext.attention.inputs import (
-    PLAIN,
-    AttentionVariant,
     HeldKV,
     LayerInputs,
-    write_page_table,
+    held_slots,
 )
 from sglang_prefill_ext.layout.tokens import ForwardLayout
+from tests.unit.attention.reference import PLAIN, Variant
 
 CPU = torch.device("cpu")
 FLOAT32_TOLERANCE = 2e-6
@@ -35,7 +34,7 @@ def random_inputs(
     dims: tuple[int, int] = (16, 16),
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
-    variant: AttentionVariant = PLAIN,
+    variant: Variant = PLAIN,
 ) -> Inputs:
     """Views of a joint q, k, v as a model passes them, and held K/V."""
     (query_heads, key_heads), (dim, value_dim) = heads, dims
@@ -46,7 +45,7 @@ def random_inputs(
         pair = _poisoned(span.held, *widths[1:], dtype=dtype, seed=seed + index + 1)
         held.append(_split_heads(key_heads, *pair) if span.held else None)
     q, (k, v) = q.unflatten(1, (query_heads, dim)), _split_heads(key_heads, k, v)
-    return LayerInputs(q, k, v, dim**-0.5, variant), held
+    return LayerInputs(q, k, v, dim**-0.5, *variant), held
 
 
 def in_slots(held: list[HeldKV | None]) -> tuple[HeldKV | None, Tensor | None]:
@@ -60,9 +59,9 @@ def in_slots(held: list[HeldKV | None]) -> tuple[HeldKV | None, Tensor | None]:
     pool = tuple(x.new_full((len(order), *x.shape[1:]), torch.nan) for x in pairs[0])
     for part, (keys, values) in zip(slots.split(lens), pairs, strict=True):
         pool[0][part], pool[1][part] = keys, values
-    table = torch.empty(len(slots), dtype=torch.int32, device=pool[0].device)
-    write_page_table([None, *slots.split(lens)], table)
-    return (pool[0], pool[1]), table
+    table = held_slots([None, *slots.split(lens)])
+    assert table is not None
+    return (pool[0], pool[1]), table.to(pool[0].device, torch.int32)
 
 
 def _split_heads(key_heads: int, k: Tensor, v: Tensor) -> HeldKV:

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from sglang_prefill_ext.attention.inputs import PLAIN, AttentionVariant, Held, LayerInputs
+from sglang_prefill_ext.attention.inputs import Held, LayerInputs
 from sglang_prefill_ext.layout.tokens import ForwardLayout
 
 
+class Variant(NamedTuple):
+    """The options of a layer, see `LayerInputs`."""
+
+    soft_cap: float = 0.0
+    window: int | None = None
+    sinks: Tensor | None = None
+
+
+PLAIN = Variant()
+
+
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, variant: AttentionVariant = PLAIN
+    q: Tensor, k: Tensor, v: Tensor, scale: float, variant: Variant = PLAIN
 ) -> tuple[Tensor, Tensor]:
     """One query `[H, D]` to keys `[K, KH, D]`, the last its own: `out` `[H, Dv]` and `lse` `[H]`,
     float64."""
@@ -34,6 +47,7 @@ def attend(
 def attention_by_definition(layout: ForwardLayout, inputs: LayerInputs, held: Held) -> Tensor:
     """`[T, H, Dv]` float64, of the arguments of `DenseCalls.forward`."""
     q, k, v, out = inputs.q, inputs.k, inputs.v, []
+    variant = Variant(inputs.soft_cap, inputs.window, inputs.sinks)
     token = 0
     for span, pair in zip(layout.groups, held, strict=True):
         seen_k, seen_v = pair if pair is not None else (k[:0], v[:0])
@@ -43,7 +57,7 @@ def attention_by_definition(layout: ForwardLayout, inputs: LayerInputs, held: He
                 stop = i + 1 if layout.causal else length
                 keys = torch.cat([seen_k, own_k[:stop]])
                 values = torch.cat([seen_v, own_v[:stop]])
-                out.append(attend(q[token + i], keys, values, inputs.scale, inputs.variant)[0])
+                out.append(attend(q[token + i], keys, values, inputs.scale, variant)[0])
             if segment == 0:
                 seen_k, seen_v = torch.cat([seen_k, own_k]), torch.cat([seen_v, own_v])
             token += length

@@ -16,7 +16,6 @@ from sglang_prefill_ext.attention.dense import (
     packed_attention,
     readout_attention,
 )
-from sglang_prefill_ext.attention.inputs import PLAIN, AttentionVariant
 from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.layout.tokens import ForwardLayout, GroupSpan
 from tests.unit.attention.inputs import (
@@ -27,7 +26,7 @@ from tests.unit.attention.inputs import (
     in_slots,
     random_inputs,
 )
-from tests.unit.attention.reference import attention_by_definition
+from tests.unit.attention.reference import PLAIN, Variant, attention_by_definition
 from tests.unit.attention.strategies import layout, layouts, whole_prompts
 
 SINKS = torch.tensor([1.5, -4.0, 30.0, 0.0])
@@ -35,7 +34,7 @@ SINKS = torch.tensor([1.5, -4.0, 30.0, 0.0])
 FORWARD = layout((700, 0, 3, 3), (0, 300, *[2] * 20), (0, 50, 150, 150), (30, 100), (0, 0, 20, 1))
 
 variants = st.builds(
-    AttentionVariant,
+    Variant,
     soft_cap=st.sampled_from([0.0, 2.0, 50.0]),
     window=st.none() | st.integers(0, 8) | st.integers(9, 200),
     sinks=st.sampled_from([None, SINKS]),
@@ -182,7 +181,7 @@ def test_rows_of_any_length_fit_into_memory() -> None:
     seed=st.integers(0, 1000),
 )
 def test_random_variants(
-    forward: ForwardLayout, dims: tuple[int, int], variant: AttentionVariant, seed: int
+    forward: ForwardLayout, dims: tuple[int, int], variant: Variant, seed: int
 ) -> None:
     inputs = random_inputs(forward, dims=dims, seed=seed, variant=variant)
     _assert_right(forward, inputs, FLOAT32_TOLERANCE)
@@ -191,18 +190,18 @@ def test_random_variants(
 @pytest.mark.parametrize(
     "variant",
     [
-        AttentionVariant(soft_cap=5.0),
-        AttentionVariant(sinks=SINKS),
-        AttentionVariant(soft_cap=5.0, sinks=SINKS.bfloat16()),
-        AttentionVariant(window=0),
-        AttentionVariant(window=1),
-        AttentionVariant(window=64, soft_cap=5.0, sinks=SINKS),
-        AttentionVariant(window=300),
+        Variant(soft_cap=5.0),
+        Variant(sinks=SINKS),
+        Variant(soft_cap=5.0, sinks=SINKS.bfloat16()),
+        Variant(window=0),
+        Variant(window=1),
+        Variant(window=64, soft_cap=5.0, sinks=SINKS),
+        Variant(window=300),
     ],
     ids=str,
 )
 @each_dtype
-def test_each_variant(variant: AttentionVariant, dtype: torch.dtype, tolerance: float) -> None:
+def test_each_variant(variant: Variant, dtype: torch.dtype, tolerance: float) -> None:
     _assert_right(FORWARD, random_inputs(FORWARD, dtype=dtype, variant=variant), tolerance)
 
 
@@ -216,20 +215,20 @@ def test_each_variant(variant: AttentionVariant, dtype: torch.dtype, tolerance: 
 def test_prompts_that_see_all_of_themselves(
     forward: ForwardLayout, dims: tuple[int, int], soft_cap: float, sinks: torch.Tensor | None
 ) -> None:
-    inputs = random_inputs(forward, dims=dims, variant=AttentionVariant(soft_cap, None, sinks))
+    inputs = random_inputs(forward, dims=dims, variant=Variant(soft_cap, None, sinks))
     _assert_right(forward, inputs, FLOAT32_TOLERANCE)
 
 
 def test_a_window_to_both_sides_is_refused() -> None:
     forward = replace(layout((0, 0, 9, 20)), causal=False)
-    inputs = random_inputs(forward, variant=AttentionVariant(window=3))
+    inputs = random_inputs(forward, variant=Variant(window=3))
     with pytest.raises(PackingError, match="window"):
         _forward(DenseAttention(forward, CPU), inputs)
 
 
 def test_layers_of_several_kinds_share_one_object() -> None:
     attention = DenseAttention(FORWARD, CPU)
-    for variant in (PLAIN, AttentionVariant(window=9), PLAIN, AttentionVariant(window=40)):
+    for variant in (PLAIN, Variant(window=9), PLAIN, Variant(window=40)):
         inputs = random_inputs(FORWARD, variant=variant)
         wanted = attention_by_definition(FORWARD, *inputs)
         out = _forward(attention, inputs)
@@ -242,13 +241,13 @@ def test_a_window_that_hides_nothing_is_none(window: int, hides: bool) -> None:
     attention = DenseAttention(forward, CPU)
     plain, windowed = (
         _forward(attention, random_inputs(forward, variant=variant))
-        for variant in (PLAIN, AttentionVariant(window=window))
+        for variant in (PLAIN, Variant(window=window))
     )
     assert torch.equal(plain, windowed) == (not hides)
 
 
 def _assert_nan_stays_in_its_group(
-    forward: ForwardLayout, bad: int, dims: tuple[int, int], variant: AttentionVariant
+    forward: ForwardLayout, bad: int, dims: tuple[int, int], variant: Variant
 ) -> None:
     inputs, held = random_inputs(forward, dims=dims, variant=variant)
     spoilt = replace(inputs, **{name: getattr(inputs, name).clone() for name in "qkv"})
@@ -272,7 +271,7 @@ def _assert_nan_stays_in_its_group(
     data=st.data(),
 )
 def test_nan_is_seen_by_those_who_see_its_token_and_by_no_other_group(
-    forward: ForwardLayout, dims: tuple[int, int], variant: AttentionVariant, data: st.DataObject
+    forward: ForwardLayout, dims: tuple[int, int], variant: Variant, data: st.DataObject
 ) -> None:
     """Other queries of its group may be NaN as well, because one tile computes them."""
     bad = data.draw(st.integers(0, forward.num_tokens - 1))

@@ -30,6 +30,7 @@ from sglang_prefill_ext.wire.arrays import int_array
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.read import Labels
 from sglang_prefill_ext.wire.sampling import Sampling
+from tests.unit.forward.test_memory import expected_bytes
 from tests.unit.forward.tiny_model import TinyModel
 from tests.unit.scheduling.jobs import IdleExecutor
 
@@ -56,7 +57,7 @@ def executor() -> PackedExecutor:
 
 @pytest.fixture(scope="module")
 def memory(executor: PackedExecutor) -> MemoryModel:
-    return measured_memory(executor, CPU, MAX_TOKENS)
+    return measured_memory(executor, MAX_TOKENS)
 
 
 @pytest.fixture
@@ -81,10 +82,10 @@ def test_forwards_of_other_shapes_stay_below_what_is_expected(
     executor: PackedExecutor, memory: MemoryModel, prefix: int, lens: list[int]
 ) -> None:
     plan = plan_of(prefix, lens)
-    peak = peak_bytes(CPU, lambda: executor.launch(plan, [None], [None]).wait())
-    expected = memory.num_bytes(plan.num_tokens, plan.num_rows)
+    peak = peak_bytes(CPU, lambda: executor.launch(plan).wait())
+    expected = expected_bytes(memory, plan.num_tokens, plan.num_rows)
     assert peak <= expected
-    assert expected <= 2 * memory.num_bytes(MAX_TOKENS, MAX_TOKENS // 64)
+    assert expected <= 2 * expected_bytes(memory, MAX_TOKENS, MAX_TOKENS // 64)
 
 
 @pytest.mark.parametrize("drawn", [False, True])
@@ -98,20 +99,20 @@ def test_the_most_probable_token_and_a_drawn_one_are_counted(
     packed = PackedRows(np.ones(2 * rows, np.int32), 0, lens, Labels(num_best=1, sampling=sampling))
     (piece,) = split_request(packed, ForwardBudget(2 * rows))
     plan = plan_forward([piece])
-    peak = peak_bytes(CPU, lambda: executor.launch(plan, [None], [None]).wait())
-    assert peak <= memory.num_bytes(plan.num_tokens, plan.num_rows)
+    peak = peak_bytes(CPU, lambda: executor.launch(plan).wait())
+    assert peak <= expected_bytes(memory, plan.num_tokens, plan.num_rows)
 
 
 def test_whole_chunks_are_read_when_memory_is_measured() -> None:
     plans: list[ForwardPlan] = []
 
     class Noting(PackedExecutor):
-        def launch(self, plan: ForwardPlan, *args: Any) -> Any:
+        def launch(self, plan: ForwardPlan) -> Any:
             plans.append(plan)
-            return super().launch(plan, *args)
+            return super().launch(plan)
 
     executor = Noting(TinyModel(), readout_bytes=READOUT_BYTES)
-    large = measured_memory(executor, CPU, 1024)
+    large = measured_memory(executor, 1024)
     best, drawn = plans[-2:]
     assert best.num_rows == drawn.num_rows == 2 * executor.chunk_reads
     assert [kind.num_best for plan in (best, drawn) for kind, _ in plan.reads.by_kind()] == [1, 1]
@@ -130,7 +131,7 @@ def test_a_sampler_that_fails_keeps_no_server_from_starting(
             raise NotImplementedError("no sampler here")
 
     executor = PackedExecutor(WithoutSampler(), readout_bytes=READOUT_BYTES)
-    assert calibrate(executor, CPU, 100, alone).budget.max_tokens == 100
+    assert calibrate(executor, 100, alone).budget.max_tokens == 100
     assert "could not be measured" in caplog.text
 
 
@@ -139,12 +140,12 @@ def measured_layouts(model: TinyModel, tokens: int) -> list[ForwardLayout]:
     layouts = []
 
     class Noting(PackedExecutor):
-        def launch(self, plan: ForwardPlan, *args: Any) -> Any:
+        def launch(self, plan: ForwardPlan) -> Any:
             layouts.append(plan.layout)
-            return super().launch(plan, *args)
+            return super().launch(plan)
 
     executor = Noting(model, readout_bytes=READOUT_BYTES)
-    measured_memory(executor, CPU, tokens)
+    measured_memory(executor, tokens)
     measured_pace(executor, tokens, tokens)
     assert max(layout.num_tokens for layout in layouts) == tokens
     return layouts
@@ -171,9 +172,9 @@ def test_some_free_memory_is_left_alone(
     executor: PackedExecutor, measured_before: MemoryModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = measured_before
-    free = int(memory.num_bytes(MAX_TOKENS // 2, 1) / 0.8)
+    free = int(expected_bytes(memory, MAX_TOKENS // 2, 1) / 0.8)
     monkeypatch.setattr(calibration, "free_bytes", lambda device: free)
-    budget = calibrate(executor, CPU, MAX_TOKENS, alone).budget
+    budget = calibrate(executor, MAX_TOKENS, alone).budget
     assert 0 < memory.fixed_bytes + budget.max_bytes <= 0.8 * free
     assert 0.4 * MAX_TOKENS < budget.longest_row < 0.6 * MAX_TOKENS
 
@@ -182,12 +183,12 @@ def test_a_share_of_the_free_memory_is_all_that_is_taken(
     executor: PackedExecutor, measured_before: MemoryModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = measured_before
-    share = int(memory.num_bytes(MAX_TOKENS // 2, 1) / 0.8)
+    share = int(expected_bytes(memory, MAX_TOKENS // 2, 1) / 0.8)
     monkeypatch.setattr(calibration, "free_bytes", lambda device: 100 * share)
-    budget = calibrate(executor, CPU, MAX_TOKENS, alone, share).budget
+    budget = calibrate(executor, MAX_TOKENS, alone, share).budget
     assert 0 < memory.fixed_bytes + budget.max_bytes <= 0.8 * share
     monkeypatch.setattr(calibration, "free_bytes", lambda device: share)
-    assert calibrate(executor, CPU, MAX_TOKENS, alone, 100 * share).budget == budget
+    assert calibrate(executor, MAX_TOKENS, alone, 100 * share).budget == budget
 
 
 def test_ranks_plan_with_the_largest_needs_and_the_least_memory(executor: PackedExecutor) -> None:
@@ -199,7 +200,7 @@ def test_ranks_plan_with_the_largest_needs_and_the_least_memory(executor: Packed
             return numbers
         return [5000, 700, -(1 << 30), 77, 99]
 
-    measured = calibrate(executor, CPU, 100, agree)
+    measured = calibrate(executor, 100, agree)
     assert measured.budget == ForwardBudget(100, 1 << 30, 5000, 700)
     assert measured.launch_tokens == 77
     assert measured.graphs == GraphCost(0, 99)
@@ -213,16 +214,16 @@ def test_a_device_without_room_is_refused(
 ) -> None:
     monkeypatch.setattr(calibration, "free_bytes", lambda device: 10)
     with pytest.raises(ConfigError, match="cannot hold one row"):
-        calibrate(executor, CPU, 100, agree=alone)
+        calibrate(executor, 100, agree=alone)
 
 
 def test_a_model_that_cannot_run_is_refused_with_the_remedy() -> None:
     class Exhausted(PackedExecutor):
-        def launch(self, plan: ForwardPlan, held: Any, stores: Any) -> ForwardCompletion:
+        def launch(self, plan: ForwardPlan) -> ForwardCompletion:
             raise torch.OutOfMemoryError("no memory for 2 GiB")
 
     with pytest.raises(ConfigError, match=r"no memory for 2 GiB.*--mem-fraction-static"):
-        calibrate(Exhausted(TinyModel(), readout_bytes=1), CPU, 100, alone)
+        calibrate(Exhausted(TinyModel(), readout_bytes=1), 100, alone)
 
 
 class Limited(PackedExecutor):
@@ -232,10 +233,10 @@ class Limited(PackedExecutor):
         super().__init__(TinyModel(), readout_bytes=READOUT_BYTES)
         self.most = most
 
-    def launch(self, plan: ForwardPlan, held: Any, stores: Any) -> ForwardCompletion:
+    def launch(self, plan: ForwardPlan) -> ForwardCompletion:
         if plan.num_tokens > self.most:
             raise torch.OutOfMemoryError("no memory for 2 GiB")
-        return super().launch(plan, held, stores)
+        return super().launch(plan)
 
 
 @pytest.mark.parametrize(
@@ -244,7 +245,7 @@ class Limited(PackedExecutor):
 def test_a_forward_that_exhausts_the_memory_is_tried_with_fewer_tokens(
     asked: int, most: int, found: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert calibrate(Limited(most), CPU, asked, alone).budget.max_tokens == found
+    assert calibrate(Limited(most), asked, alone).budget.max_tokens == found
     assert f"A packed forward of {asked} tokens exhausts the memory (no memory" in caplog.text
 
 
@@ -254,12 +255,12 @@ def test_a_rank_follows_another_one_whose_memory_is_exhausted() -> None:
     def agree(numbers: list[int]) -> list[int]:
         return next(answers) if len(numbers) == 1 else numbers
 
-    assert calibrate(Limited(16_384), CPU, 10_000, agree).budget.max_tokens == 5_000
+    assert calibrate(Limited(16_384), 10_000, agree).budget.max_tokens == 5_000
 
 
 def test_memory_for_no_chunk_is_refused() -> None:
     with pytest.raises(ConfigError, match="no memory for 2 GiB"):
-        calibrate(Limited(CHUNK_TOKENS - 1), CPU, 16_384, alone)
+        calibrate(Limited(CHUNK_TOKENS - 1), 16_384, alone)
 
 
 class NotedGraphs(PackedExecutor):
@@ -274,9 +275,9 @@ class NotedGraphs(PackedExecutor):
         self.steps.append(f"capture {max_tokens}")
         self.graph_use.sizes = self.captured
 
-    def launch(self, plan: ForwardPlan, held: Any, stores: Any) -> ForwardCompletion:
+    def launch(self, plan: ForwardPlan) -> ForwardCompletion:
         self.steps.append(plan.num_tokens)
-        return super().launch(plan, held, stores)
+        return super().launch(plan)
 
 
 MEMORY_RUNS, TIMED_RUNS = 6, 6
@@ -284,7 +285,7 @@ MEMORY_RUNS, TIMED_RUNS = 6, 6
 
 def test_both_launches_are_measured_each_by_forwards_of_its_own_kind() -> None:
     executor = NotedGraphs(captured=(16, 64, 512))
-    calibrate(executor, CPU, 1000, alone, graph_tokens=512)
+    calibrate(executor, 1000, alone, graph_tokens=512)
     eager, replayed = executor.steps[: MEMORY_RUNS + TIMED_RUNS], executor.steps[-TIMED_RUNS:]
     assert executor.steps == [*eager, "capture 512", *replayed]
     assert eager[MEMORY_RUNS:] == [64] * 3 + [1000] * 3
@@ -294,11 +295,11 @@ def test_both_launches_are_measured_each_by_forwards_of_its_own_kind() -> None:
 @pytest.mark.parametrize("captured", [(), (16, 64)])
 def test_graphs_too_small_to_be_timed_and_none_change_no_price(captured: tuple[int, ...]) -> None:
     executor = NotedGraphs(captured)
-    measured = calibrate(executor, CPU, 1000, alone, graph_tokens=64)
+    measured = calibrate(executor, 1000, alone, graph_tokens=64)
     assert executor.steps[-1] == "capture 64"
     assert measured.graphs == NO_GRAPHS
     without = NotedGraphs()
-    assert calibrate(without, CPU, 1000, alone).graphs == NO_GRAPHS
+    assert calibrate(without, 1000, alone).graphs == NO_GRAPHS
     assert len(without.steps) == MEMORY_RUNS + TIMED_RUNS
 
 
@@ -312,7 +313,7 @@ def test_a_replay_and_an_eager_launch_have_prices_of_their_own(
         return device_s if replayed else max(12e-3, device_s)
 
     monkeypatch.setattr(calibration, "_fastest_s", seconds)
-    measured = calibrate(NotedGraphs((2048,)), CPU, 4096, alone, graph_tokens=2048)
+    measured = calibrate(NotedGraphs((2048,)), 4096, alone, graph_tokens=2048)
     assert (measured.launch_tokens, measured.graphs) == (200, GraphCost(2048, 1200))
     assert measured.tokens_per_s == pytest.approx(1e5)
 
@@ -325,13 +326,13 @@ def test_what_graphs_keep_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
         return 1 << 30
 
     monkeypatch.setattr(calibration, "free_bytes", free_bytes)
-    calibrate(executor, CPU, 100, alone, graph_tokens=48)
+    calibrate(executor, 100, alone, graph_tokens=48)
     assert captured_when_asked == [True]
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 9, 100])
 def test_small_forwards_are_measured_too(executor: PackedExecutor, max_tokens: int) -> None:
-    measured = calibrate(executor, CPU, max_tokens, alone)
+    measured = calibrate(executor, max_tokens, alone)
     assert measured.budget.max_tokens == max_tokens
     assert 1 <= measured.launch_tokens <= max(max_tokens, 128)
 

@@ -80,7 +80,7 @@ def test_prompts_of_an_encoder_see_all_of_themselves(
     model.causal = False
     executor = PackedExecutor(model, readout_bytes=4 * VOCAB)
     (plan,) = _plans(whole_rows(request.pack()), 10_000)
-    values = executor.launch(plan, [None], [None]).wait()
+    values = executor.launch(plan).wait()
     np.testing.assert_allclose(values, _row_by_row(request, _full, first=True), rtol=0, atol=1e-5)
 
 
@@ -110,7 +110,7 @@ def test_requests_in_company_get_the_values_that_they_get_alone(
     while open_ones := [job for job in jobs if not job.launched]:
         chosen = data.draw(st.lists(st.sampled_from(open_ones), min_size=1, unique=True))
         prefixed = PrefixedForward(chosen, cache)
-        computed = executor.launch(prefixed.plan, prefixed.held, prefixed.stores).wait()
+        computed = executor.launch(prefixed.plan).wait()
         prefixed.commit()
         for job, share in zip(chosen, prefixed.plan.shares, strict=True):
             job.values.append(computed[share.values])
@@ -192,9 +192,8 @@ def test_only_rows_that_ask_for_it_pass_over_the_vocabulary(
         for each, normalised in zip(requests, wanted, strict=True)
     ]
     plan = plan_forward(pieces)
-    nothing = [None] * len(plan.layout.groups)
     model.logit_rows.clear()
-    values = PackedExecutor(model, readout_bytes=1 << 20).launch(plan, nothing, nothing).wait()
+    values = PackedExecutor(model, readout_bytes=1 << 20).launch(plan).wait()
     asked = [each for each, asks in zip(requests, wanted, strict=True) if asks]
     assert sum(model.logit_rows) == sum(len(each.suffixes) for each in asked)
     for request, asks, share in zip(requests, wanted, plan.shares, strict=True):
@@ -227,7 +226,7 @@ def test_little_memory_still_reads_one_row_at_a_time() -> None:
     model = TinyModel()
     executor = PackedExecutor(model, readout_bytes=1)
     (plan,) = _plans(LONG.pack(), 100)
-    executor.launch(plan, [None], [None])
+    executor.launch(plan)
     assert model.logit_rows == [1, 1, 1]
 
 
@@ -257,7 +256,7 @@ def test_forwards_are_launched_on_the_models_stream(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(model, "stream", Stream)
     monkeypatch.setattr(model, "logits", noted_logits)
     (plan,) = _plans(LONG.pack(), 100)
-    PackedExecutor(model, readout_bytes=1 << 20).launch(plan, [None], [None])
+    PackedExecutor(model, readout_bytes=1 << 20).launch(plan)
     assert events == ["enter", "logits", "exit"]
 
 
@@ -268,10 +267,8 @@ def test_a_failing_forward_raises_and_the_next_one_works() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model, "head", torch.empty(HIDDEN + 1, VOCAB))
         with pytest.raises(RuntimeError):
-            executor.launch(plan, [None], [None])
-    assert executor.launch(plan, [None], [None]).wait().tolist() == pytest.approx(
-        _row_by_row(LONG), abs=1e-5
-    )
+            executor.launch(plan)
+    assert executor.launch(plan).wait().tolist() == pytest.approx(_row_by_row(LONG), abs=1e-5)
 
 
 def test_launching_does_not_wait_for_the_device(unreadable: torch.device) -> None:
@@ -280,8 +277,8 @@ def test_launching_does_not_wait_for_the_device(unreadable: torch.device) -> Non
     shared = PlainRequest([1, 2, 3], [[4], [5, 6]], [[1, 2], [3]], shared_labels=False)
     alone = PlainRequest([], [[7, 8, 9]], [[2]], shared_labels=True)
     pieces = [split_request(each.pack(), ForwardBudget(1000))[0] for each in (shared, alone)]
-    plan, nothing = plan_forward(pieces), [None, None]
-    PackedExecutor(model, readout_bytes=1 << 10).launch(plan, nothing, nothing)
+    plan = plan_forward(pieces)
+    PackedExecutor(model, readout_bytes=1 << 10).launch(plan)
     assert model.row_lens == [[4, 2, 3]]
 
 

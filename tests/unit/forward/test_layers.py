@@ -52,9 +52,8 @@ def values_of(tokens: np.ndarray, layer: int) -> Tensor:
 
 def attend(prefixed: PrefixedForward, pool: MemoryPool) -> NotedAttention:
     noted, tokens = NotedAttention(), prefixed.plan.token_ids
-    held, stores = prefixed.held, prefixed.stores
-    attention = LayerAttention(prefixed.plan, noted, held, stores, LAST_LAYER, pool)
-    noted.bind((), attention.page_table(torch.device("cpu")))
+    attention = LayerAttention(prefixed.plan, noted, LAST_LAYER, pool)
+    noted.bind((), attention.page_table())
     for layer in range(LAST_LAYER + 1):
         k = values_of(tokens, layer)
         latents = Latents(k[:, 0] / 2, k / 4, expanded)
@@ -71,11 +70,16 @@ def expanded(compressed: Tensor, rotated: Tensor) -> HeldKV:
 def test_cached_tokens_are_read_where_they_lie_and_fresh_ones_stored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cache, pool = MemoryCache(), MemoryPool()
+    cache, pool, cat = MemoryCache(), MemoryPool(), torch.cat
+
+    def cat_of_slots(tensors: list[Tensor]) -> Tensor:
+        assert not any(each.is_floating_point() for each in tensors), "K/V are not copied"
+        return cat(tensors)
+
     for prefixes in ([[1, 2], [8]], [[5], [1, 2, 3, 4], [8]]):
         prefixed = PrefixedForward([job_of(request(prefix)) for prefix in prefixes], cache)
         with monkeypatch.context() as patch:
-            patch.setattr(torch, "cat", None)
+            patch.setattr(torch, "cat", cat_of_slots)
             noted = attend(prefixed, pool)
         prefixed.commit()
     assert noted.calls == [("forward", [1, 2, 8]), ("read", [101, 102, 108])]

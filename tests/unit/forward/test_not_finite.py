@@ -60,7 +60,7 @@ def test_infinity_is_an_answer(value: float) -> None:
     """A token of probability 0 has a log-prob of minus infinity."""
 
     class Infinite(FailingExecutor):
-        def launch(self, plan: ForwardPlan, *args: Any) -> Any:
+        def launch(self, plan: ForwardPlan) -> Any:
             values = np.full(plan.reads.num_values, value, dtype=np.float32)
             return SimpleNamespace(wait=lambda: values)
 

@@ -40,7 +40,7 @@ def _values(model: TinyModel, requests: Sequence[PackedRows], budget: int) -> li
         jobs.append(job_of_rows(kept, ForwardBudget(budget), value_places=places))
     while waiting := [job for job in jobs if not job.launched]:
         prefixed = PrefixedForward(waiting, cache)
-        completion = executor.launch(prefixed.plan, prefixed.held, prefixed.stores)
+        completion = executor.launch(prefixed.plan)
         values = completion.wait()
         prefixed.commit()
         for job, share in zip(waiting, prefixed.plan.shares, strict=True):

@@ -139,9 +139,9 @@ def launch(executor: PackedExecutor, read: Labels | Vectors, *, cached: int = 0)
         pieces += split_request(packed, ForwardBudget(1000))
     plan = plan_forward([pieces[0].behind(cached) if cached else pieces[0], pieces[1]])
     slots = torch.zeros(9, dtype=torch.int64, device=GPU)
-    held = [slots[:cached] if cached else None, None]
-    stores = [slots[cached:] if cached < 9 and executor.causal else None, None]
-    completion: Any = executor.launch(plan, held, stores)
+    plan.held[0] = slots[:cached] if cached else None
+    plan.stores[0] = slots[cached:] if cached < 9 and executor.model.causal else None
+    completion: Any = executor.launch(plan)
     assert completion.shape == (plan.reads.num_values,)
     return completion  # type: ignore[no-any-return]
 

@@ -151,8 +151,7 @@ def test_requests_that_read_differently_share_a_forward(
     pieces = [split_request(rows, ForwardBudget(1_000))[0] for rows in packed]
     plan = plan_forward(pieces)
     executor = PackedExecutor(TinyModel(), readout_bytes=VOCAB * 4)
-    held = [None] * len(plan.layout.groups)
-    values = executor.launch(plan, held, held).wait()
+    values = executor.launch(plan).wait()
     for request, share in zip(requests, plan.shares, strict=False):
         assert values[share.values].tolist() == pytest.approx(
             request.expected(), rel=1e-6, abs=1e-5

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.attention.way import HeadShape
-from sglang_prefill_ext.forward.model import Attend, Drawn, Overrides, Recur
+from sglang_prefill_ext.forward.model import Attend, Overrides, Recur
 from sglang_prefill_ext.forward.readers.logit_chunks import ProductHead
+from sglang_prefill_ext.wire.reads import Best
 from sglang_prefill_ext.wire.sampling import Sampling
 from tests.unit.scheduling.caches import MemoryPool
 from tests.unit.wire.strategies import VOCAB
@@ -127,7 +128,7 @@ class TinyModel:
         positions: Tensor,
         num_top: int,
         listed: list[list[int]],
-    ) -> Drawn:
+    ) -> tuple[Tensor, Best[Tensor]]:
         """Draw without randomness: the token is the sum of seed and position."""
         assert len(logits) == len(sampling) == len(positions) == len(listed)
         assert len(set(sampling.kinds.tolist())) == 1
@@ -139,9 +140,6 @@ class TinyModel:
         log_probs = torch.log_softmax(logits, dim=-1)
         tokens = (torch.tensor(sampling.draws["seed"] % VOCAB) + positions) % VOCAB
         of_listed = [own[tokens] for own, tokens in zip(log_probs, listed, strict=True)]
-        return Drawn(
-            tokens,
-            log_probs.gather(1, tokens[:, None])[:, 0],
-            *log_probs.topk(num_top),
-            torch.cat(of_listed),
-        )
+        drawn, (top, ids) = tokens[:, None], log_probs.topk(num_top)
+        best = Best(log_probs.gather(1, drawn), drawn.float(), top, ids.float())
+        return torch.cat(of_listed), best

@@ -15,8 +15,6 @@ SLOTS = 8192
 class MemoryPool:
     """A pool in which K/V of a slot are NaN until they are written."""
 
-    most_held = SLOTS
-
     def __init__(self, *, keeps_latents: bool = False) -> None:
         self.keeps_latents = keeps_latents
         self._layers: dict[int, HeldKV] = {}

@@ -44,7 +44,7 @@ def job_of_rows(rows: PackedRows, budget: ForwardBudget, cached: int = 0, **opti
         arrived=load_of(rows),
         pieces=split_request(rows, budget, cached),
         large=large,
-        cut_behind=cached,
+        cached_tokens=cached,
         **options,
     )
 
@@ -54,7 +54,7 @@ def run_alone(executor: Any, job: Job, cache: PrefixCache) -> list[float]:
     values: list[float] = []
     while not job.launched:
         prefixed = PrefixedForward([job], cache)
-        values += executor.launch(prefixed.plan, prefixed.held, prefixed.stores).wait().tolist()
+        values += executor.launch(prefixed.plan).wait().tolist()
         prefixed.commit()
         job.next_piece += 1
     if job.held is not None:
@@ -73,10 +73,9 @@ class IdleExecutor:
 
     def __init__(self, on_launch: Callable[[ForwardPlan], None] = lambda plan: None) -> None:
         self._on_launch = on_launch
+        self.model = self
 
-    def launch(
-        self, plan: ForwardPlan, held: Sequence[Any], stores: Sequence[Any]
-    ) -> _IdleCompletion:
+    def launch(self, plan: ForwardPlan) -> _IdleCompletion:
         self._on_launch(plan)
         return _IdleCompletion(plan)
 

@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.config import Order
-from sglang_prefill_ext.scheduling.budget import NO_GRAPHS, ForwardBudget, GraphCost, QueueLoad
+from sglang_prefill_ext.scheduling.budget import (
+    NO_GRAPHS,
+    ForwardBudget,
+    GraphCost,
+    QueueLoad,
+    graph_holds,
+)
 from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.planner import plan_forward
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy, choose_jobs
@@ -258,8 +264,8 @@ def test_no_forward_lies_between_the_graphs_and_what_pays_for_its_launches(
     count = _number_chosen(jobs, graphs, launch)
     tokens = sum(lengths[:count])
     assert count >= 1
-    replayed = graphs.hold(tokens, 1)  # rows without a prefix are one group
-    if not graphs.hold(lengths[0], 1):
+    replayed = graph_holds(graphs.tokens, tokens, 1)  # rows without a prefix are one group
+    if not graph_holds(graphs.tokens, lengths[0], 1):
         return
     assert replayed or graphs.leaving_pays(tokens, launch)
     if not replayed:

@@ -8,7 +8,7 @@ from sglang_prefill_ext.scheduling.budget import ForwardBudget, QueueLoad, load_
 from sglang_prefill_ext.scheduling.split import split_request
 from sglang_prefill_ext.wire.packed import PackedResult
 from sglang_prefill_ext.wire.status import Status
-from tests.unit.scheduling.jobs import job_of, request
+from tests.unit.scheduling.jobs import job_of, job_of_rows, request
 from tests.unit.wire.strategies import PlainRequest, plain_requests
 
 
@@ -28,12 +28,16 @@ def test_remaining_tokens_are_those_of_the_pieces_not_launched(
 
 
 def test_what_the_cache_has_is_not_still_to_be_computed() -> None:
-    job = job_of(request([1, 2, 3], [4, 4], [5, 5]), budget=6)
-    job.cached_tokens = 2
-    assert len(job.pieces) == 2
-    assert (job.remaining_tokens, job.load.tokens) == (5, 7)
-    job.next_piece = 1
-    assert job.remaining_tokens == job.load.tokens == job.piece.num_tokens
+    plain = request([1, 2, 3], [4, 4], [5, 5])
+    whole = job_of(plain, budget=7)
+    whole.cached_tokens = 2
+    assert (len(whole.pieces), whole.remaining_tokens, whole.load.tokens) == (1, 5, 7)
+    large = job_of_rows(plain.pack(), ForwardBudget(4), cached=2)
+    assert (len(large.pieces), large.remaining_tokens, large.load.tokens) == (2, 5, 5)
+    for job in (whole, large):
+        job.next_piece = 1
+        rest = sum(piece.num_tokens for piece in job.pieces[1:])
+        assert job.remaining_tokens == job.load.tokens == rest
 
 
 def test_rows_and_bytes_wait_until_the_last_piece() -> None:

@@ -38,8 +38,8 @@ def test_equal_prefixes_share_a_transaction() -> None:
     jobs = [job_of(request(prefix)) for prefix in (LONG, OTHER, LONG)]
     prefixed = PrefixedForward(jobs, cache)
     assert cache.outcomes == ["", ""]
-    assert as_lists(prefixed.stores) == [each.slots.tolist() for each in cache.begun]
-    assert prefixed.held == [None, None]
+    assert as_lists(prefixed.plan.stores) == [each.slots.tolist() for each in cache.begun]
+    assert prefixed.plan.held == [None, None]
     assert prefixed.num_cached == 0
 
 
@@ -58,8 +58,8 @@ def test_what_is_cached_is_held_and_the_rest_stored() -> None:
     prefixed = PrefixedForward(jobs, cache)
     longer, whole, new = cache.begun
     assert longer.slots[:2].tolist() == cache.committed[tuple(SHORT)].tolist()
-    assert as_lists(prefixed.held) == [longer.slots[:2].tolist(), whole.slots.tolist(), None]
-    assert as_lists(prefixed.stores) == [longer.slots[2:].tolist(), None, new.slots.tolist()]
+    assert as_lists(prefixed.plan.held) == [longer.slots[:2].tolist(), whole.slots.tolist(), None]
+    assert as_lists(prefixed.plan.stores) == [longer.slots[2:].tolist(), None, new.slots.tolist()]
     assert [(group.held, group.fresh) for group in prefixed.plan.layout.groups] == [
         (2, 2),
         (3, 0),
@@ -84,8 +84,8 @@ def test_a_cache_that_only_reads_stores_nothing() -> None:
     cache = warm(SHORT)
     cache.keeps = False
     prefixed = PrefixedForward([job_of(request(LONG))], cache)
-    assert as_lists(prefixed.held) == [cache.committed[tuple(SHORT)].tolist()]
-    assert prefixed.stores == [None]
+    assert as_lists(prefixed.plan.held) == [cache.committed[tuple(SHORT)].tolist()]
+    assert prefixed.plan.stores == [None]
 
 
 @pytest.mark.parametrize("outcome", ["commit", "rollback"])
@@ -118,7 +118,7 @@ def test_a_forward_that_cannot_be_planned_is_rolled_back(monkeypatch: pytest.Mon
 def test_rows_without_a_prefix_leave_the_cache_alone() -> None:
     cache = warm(SHORT)
     prefixed = PrefixedForward([job_of(request())], cache)
-    assert prefixed.held == prefixed.stores == [None]
+    assert prefixed.plan.held == prefixed.plan.stores == [None]
     assert prefixed.num_cached == 0
     assert cache.begun == []
 
@@ -140,8 +140,8 @@ def test_a_divided_job_has_one_transaction_of_its_own(cached: int) -> None:
         assert transaction.whole
         slots = transaction.slots.tolist()
         assert len(slots) == len(LONG)
-        assert as_lists(prefixed.held) == [slots[: span.held] or None]
-        stored += (as_lists(prefixed.stores)[0]) or []
+        assert as_lists(prefixed.plan.held) == [slots[: span.held] or None]
+        stored += (as_lists(prefixed.plan.stores)[0]) or []
         assert prefixed.num_cached == prefixed.cached(divided)
         assert prefixed.num_cached == (0 if divided.next_piece else cached)
         assert not prefixed.is_storing(divided.piece.prefix_key)
@@ -195,7 +195,7 @@ def test_what_others_have_given_up_ends_with_the_forward_that_uses_it() -> None:
 def test_without_a_cache_the_plan_is_the_whole_forward() -> None:
     prefixed = PrefixedForward([job_of(request(LONG))], None)
     assert prefixed.plan.token_ids.tolist() == [*LONG, 9]
-    assert (prefixed.held, prefixed.stores, prefixed.num_cached) == ([None], [None], 0)
+    assert (prefixed.plan.held, prefixed.plan.stores, prefixed.num_cached) == ([None], [None], 0)
     prefixed.commit()
 
 

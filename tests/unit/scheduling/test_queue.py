@@ -37,9 +37,6 @@ def test_the_queue_behaves_like_a_sorted_list(calls: list[tuple[bool, Job]]) -> 
         assert len(queue) == len(expected)
         assert list(queue) == expected
         assert queue.load == reduce(add, (job.load for job in expected), QueueLoad())
-        assert queue.select(lambda job: job.number % 2 == 0) == [
-            job for job in expected if job.number % 2 == 0
-        ]
 
 
 def test_what_changes_while_a_job_is_out_counts_when_it_is_back() -> None:

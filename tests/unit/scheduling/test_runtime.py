@@ -122,9 +122,7 @@ class StubExecutor:
     token_in: dict[int, int] = field(default_factory=dict)
     """Stands for K/V in the slots of a pool: the tokens from which they were computed."""
 
-    def launch(
-        self, plan: ForwardPlan, held: Sequence[Any], stores: Sequence[Any]
-    ) -> StubCompletion:
+    def launch(self, plan: ForwardPlan) -> StubCompletion:
         tokens = plan.token_ids.tolist()
         owners = _owners(tokens)
         self.launches.append(owners)
@@ -133,14 +131,14 @@ class StubExecutor:
             raise MemoryError("out of memory")
         self.launched_of.update(owners)
         self.num_tokens.append(len(tokens))
-        completion = StubCompletion(self, owners, self._run(plan, held, stores))
+        completion = StubCompletion(self, owners, self._run(plan))
         self.in_flight.append(completion)
         return completion
 
-    def _run(self, plan: ForwardPlan, held: Sequence[Any], stores: Sequence[Any]) -> list[float]:
+    def _run(self, plan: ForwardPlan) -> list[float]:
         tokens, at, values = plan.token_ids.tolist(), 0, list[float]()
         labels, counts = iter(plan.reads.label_ids.tolist()), iter(plan.reads.lens.tolist())
-        for span, before, store in zip(plan.layout.groups, held, stores, strict=True):
+        for span, before, store in zip(plan.layout.groups, plan.held, plan.stores, strict=True):
             slots = [] if before is None else before.tolist()
             assert len(slots) == span.held
             fresh = tokens[at : at + span.fresh]

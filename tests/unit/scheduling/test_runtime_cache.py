@@ -52,10 +52,8 @@ class FailingExecutor:
     failing_waits: frozenset[int] = frozenset()
     plans: list[ForwardPlan] = field(default_factory=list)
 
-    def launch(
-        self, plan: ForwardPlan, held: Sequence[Any], stores: Sequence[Any]
-    ) -> FailingCompletion:
-        assert len(held) == len(stores) == len(plan.layout.groups)
+    def launch(self, plan: ForwardPlan) -> FailingCompletion:
+        assert len(plan.held) == len(plan.stores) == len(plan.layout.groups)
         self.plans.append(plan)
         if len(self.plans) in self.failing_launches:
             raise MemoryError("out of memory")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,7 +28,7 @@ Kind = tuple[AttentionWay, bool]
 class Stage(IdleExecutor):
     """Computes nothing; has the given way of attention, and records the plan of every forward."""
 
-    recurrent = False
+    recurrence: Recurrence | None = None
 
     def __init__(self, attention: AttentionWay, longest_prompt: int | None = None) -> None:
         self.attention = attention
@@ -43,11 +43,11 @@ class Stage(IdleExecutor):
         yield
         self._is_eager = False
 
-    def launch(self, plan: ForwardPlan, held: Sequence[Any], stores: Sequence[Any]) -> Any:
+    def launch(self, plan: ForwardPlan) -> Any:
         assert self._is_eager, "a graph is captured from kernels that have been compiled"
-        for slots, group in zip(held, plan.layout.groups, strict=True):
+        for slots, group in zip(plan.held, plan.layout.groups, strict=True):
             assert (0 if slots is None else len(slots)) == group.held
-        return super().launch(plan, held, stores)
+        return super().launch(plan)
 
 
 def kind_of(forward: ForwardLayout, asked: AttentionWay) -> Kind:
@@ -172,7 +172,7 @@ def test_prompts_without_a_prefix_have_one_kind() -> None:
 def test_every_form_of_the_kernels_of_recurrent_layers_is_tried(most_tokens: int) -> None:
     """SGLang's kernel has forms for few, more and many chunks, and for states that are kept."""
     stage = Stage(AttentionWay.AUTO)
-    stage.recurrent = True
+    stage.recurrence = Recurrence(4)
     slots = MemoryCache(keeps=False, capacity=20_000)
     compile_ahead(stage, ForwardBudget(most_tokens), slots)
     forms = set()

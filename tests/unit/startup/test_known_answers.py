@@ -103,8 +103,8 @@ class Echo(IdleExecutor):
         self.plans: list[ForwardPlan] = []
         super().__init__(self.plans.append)
 
-    def launch(self, plan: ForwardPlan, held: Sequence[Any], stores: Sequence[Any]) -> Any:
-        completion: Any = super().launch(plan, held, stores)
+    def launch(self, plan: ForwardPlan) -> Any:
+        completion: Any = super().launch(plan)
         last = plan.token_ids[plan.layout.read_positions()]
         values = np.repeat(last, plan.reads.lens).astype(np.float32)
         completion.wait = lambda: values

@@ -3,7 +3,6 @@
 from prefill_kernels.shared_prefix_attention.arguments import CachedKV, KeyParts, TilePlan
 from prefill_kernels.shared_prefix_attention.configs import PROGRAMS_OF_A_PROCESSOR
 from prefill_kernels.shared_prefix_attention.op import block_tokens, shared_prefix_attention
-from prefill_kernels.shared_prefix_attention.reference import shared_prefix_attention_reference
 
 __all__ = [
     "PROGRAMS_OF_A_PROCESSOR",
@@ -12,5 +11,4 @@ __all__ = [
     "TilePlan",
     "block_tokens",
     "shared_prefix_attention",
-    "shared_prefix_attention_reference",
 ]

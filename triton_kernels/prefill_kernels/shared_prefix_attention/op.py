@@ -64,7 +64,7 @@ def block_tokens(
     Raises:
         KernelArgumentError: the kernel does not support the sizes.
     """
-    return _tile_tokens(_tile_config(head_dim, dtype, device, parts), group_size, head_dim, dtype)
+    return _tile_config(group_size, head_dim, dtype, device, parts).block_tokens(group_size)
 
 
 def shared_prefix_attention(
@@ -177,15 +177,13 @@ def _prepare(
     sinks: Tensor | None,
 ) -> _Launch:
     """Check everything, and compute what does not depend on the tensors' contents."""
-    head_dim = max(q.shape[-1], v.shape[-1])
-    config = _tile_config(head_dim, q.dtype, q.device, parts)
     check_inputs(q, k, v, plan, scale)
     check_scores(q, soft_cap, window, sinks)
-    group_size, value_dim = q.shape[1] // k.shape[1], v.shape[2]
-    limit = _tile_tokens(config, group_size, head_dim, q.dtype)
+    group_size, head_dim, value_dim = q.shape[1] // k.shape[1], q.shape[2], v.shape[2]
+    config = _tile_config(group_size, max(head_dim, value_dim), q.dtype, q.device, parts)
+    limit = config.block_tokens(group_size)
     remedy = f"it must be 1 to {limit}; ask block_tokens() before planning"
     require(1 <= plan.block_tokens <= limit, "plan.block_tokens", plan.block_tokens, remedy)
-    assert config is not None
     if cached is None:
         tensors = (q, k, v, k, v)
         parts &= ~KeyParts.CACHED
@@ -211,7 +209,7 @@ def _prepare(
             "OWN": KeyParts.OWN in parts,
             "SOFT_CAP": soft_cap * math.log2(math.e),
             "WINDOW": -1 if window is None else window,
-            **constexprs(config, group_size, q.shape[2], value_dim),
+            **constexprs(config, group_size, head_dim, value_dim),
             "num_warps": config.num_warps,
             "num_stages": config.num_stages,
         },
@@ -219,27 +217,21 @@ def _prepare(
 
 
 def _tile_config(
-    head_dim: int, dtype: torch.dtype, device: torch.device, parts: KeyParts
-) -> TileConfig | None:
+    group_size: int, head_dim: int, dtype: torch.dtype, device: torch.device, parts: KeyParts
+) -> TileConfig:
+    """Launch parameters, see `block_tokens`; raises if the sizes are not supported."""
     prefix_alone = parts == KeyParts.PREFIX
-    return tile_config(head_dim, dtype.itemsize, _architecture(device), prefix_alone=prefix_alone)
+    config = tile_config(head_dim, dtype.itemsize, _architecture(device), prefix_alone=prefix_alone)
+    if config is None:
+        largest = 128 if dtype == torch.float32 else 512
+        remedy = f"head sizes go up to {largest} in {dtype}; use another attention for this model"
+        raise KernelArgumentError("head_dim", head_dim, remedy)
+    remedy = f"{config.query_rows} query heads can share a key head at most"
+    require(config.block_tokens(group_size) > 0, "group_size", group_size, remedy)
+    return config
 
 
 @cache
 def _architecture(device: torch.device) -> int:
     """Major compute capability; the interpreter runs what Hopper does."""
     return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else HOPPER
-
-
-def _tile_tokens(
-    config: TileConfig | None, group_size: int, head_dim: int, dtype: torch.dtype
-) -> int:
-    """Most queries of a tile, see `block_tokens`; raises if the sizes are not supported."""
-    if config is None:
-        largest = 128 if dtype == torch.float32 else 512
-        remedy = f"head sizes go up to {largest} in {dtype}; use another attention for this model"
-        raise KernelArgumentError("head_dim", head_dim, remedy)
-    tokens = config.block_tokens(group_size)
-    remedy = f"{config.query_rows} query heads can share a key head at most"
-    require(tokens > 0, "group_size", group_size, remedy)
-    return tokens

@@ -108,7 +108,7 @@ def by_kernels(a: Tensor, d: Tensor, dt_bias: Tensor) -> RuleWay:
     def carry(inputs: RuleInputs, states: Tensor, part: DevicePart, out: Tensor) -> None:
         c, b, x, dt = (each[None] for each in inputs[:4] if each is not None)
         sequences, chunks, starts = part.lists
-        seq_idx, grid = sequences[None], part.grid
+        seq_idx, grid = sequences[None], part.part.grid
         initial = _initial(states, part)
         decay, steps = _chunk_cumsum_fwd(dt, a, grid, dt_bias=dt_bias, dt_softplus=True)
         of_chunks = _chunk_state_fwd(b, x, steps, decay, seq_idx=seq_idx)

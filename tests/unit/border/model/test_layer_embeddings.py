@@ -7,10 +7,7 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from sglang_prefill_ext.border.model.layer_embeddings import (
-    embeddings_of_layers,
-    look_media_up_as_padding,
-)
+from sglang_prefill_ext.border.model.layer_embeddings import look_media_up_as_padding
 
 
 def test_names_of_pictures_and_sounds_are_looked_up_as_padding() -> None:
@@ -19,13 +16,12 @@ def test_names_of_pictures_and_sounds_are_looked_up_as_padding() -> None:
     of_text = SimpleNamespace(pad_token_id=1)
     config = SimpleNamespace(**media, get_text_config=lambda: of_text)
     model = SimpleNamespace(model=SimpleNamespace(embed_tokens_per_layer=table), config=config)
-    assert embeddings_of_layers(model) is table
-    look_media_up_as_padding(model)
+    assert look_media_up_as_padding(model)
     ids = torch.tensor([2, 5, 6, 7, 8])
     assert torch.equal(table(ids), table(torch.tensor([2, 1, 1, 1, 8])))
     assert ids.tolist() == [2, 5, 6, 7, 8]
 
 
 def test_other_models_have_no_such_table() -> None:
-    assert embeddings_of_layers(SimpleNamespace(model=SimpleNamespace())) is None
-    assert embeddings_of_layers(SimpleNamespace()) is None
+    assert not look_media_up_as_padding(SimpleNamespace(model=SimpleNamespace()))
+    assert not look_media_up_as_padding(SimpleNamespace())

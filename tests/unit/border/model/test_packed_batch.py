@@ -9,7 +9,7 @@ import pytest
 import torch
 from sglang.srt.models import utils
 
-from sglang_prefill_ext.attention.inputs import AttentionVariant, LayerInputs
+from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.border.model.packed_batch import (
     Adapters,
     PackedAttentionBackend,
@@ -56,10 +56,10 @@ def test_only_read_positions_leave_the_last_layer_and_its_adapters_know(
 def test_a_cap_of_scores_that_is_switched_off_is_none_for_the_kernels() -> None:
     """A Gemma 2 whose configuration has null for the cap; the kernels compare it with 0."""
     layer: Any = SimpleNamespace(layer_id=0, **LAYER | {"logit_cap": None})
-    seen: list[AttentionVariant] = []
+    seen: list[LayerInputs] = []
 
     def attend(_layer: int, inputs: LayerInputs) -> torch.Tensor:
-        seen.append(inputs.variant)
+        seen.append(inputs)
         return inputs.q
 
     backend = PackedAttentionBackend(STOCK, last_layer=3)

@@ -133,22 +133,22 @@ def test_tokens_and_log_probs_are_those_of_a_stock_batch(kind: str, sampler: Sam
         with pytest.raises(AssertionError, match="sampling seed"):  # SGLang's refusal
             ours.draw(random_logits()[:reads], packed(params), positions, 2, listed)
         return
-    drawn = ours.draw(random_logits()[:reads], packed(params), positions, 2, listed)
+    of_listed, best = ours.draw(random_logits()[:reads], packed(params), positions, 2, listed)
 
     torch.manual_seed(3)
     info, output = stock_info(params), LogitsProcessorOutput(random_logits()[:reads])
     info.apply_logits_bias(output.next_token_logits)
     tokens = sampler(output, info, True, [2] * reads, listed, positions)
 
-    assert drawn.tokens.tolist() == tokens.tolist()
-    assert drawn.log_probs.tolist() == output.next_token_logprobs.tolist()
+    assert best.token[:, 0].tolist() == tokens.tolist()
+    assert best.log_prob[:, 0].tolist() == output.next_token_logprobs.tolist()
     wanted = (output.next_token_top_logprobs_val, output.next_token_top_logprobs_idx)
-    for found, stock in zip((drawn.top_log_probs, drawn.top_tokens), wanted, strict=True):
+    for found, stock in zip((best.top_log_probs, best.top_tokens), wanted, strict=True):
         assert found.tolist() == torch.stack(stock).tolist()
-    assert drawn.listed.tolist() == torch.cat(output.next_token_token_ids_logprobs_val).tolist()
+    assert of_listed.tolist() == torch.cat(output.next_token_token_ids_logprobs_val).tolist()
     forbidding = [row for row, each in enumerate(params) if each.min_new_tokens]
     assert forbidding
-    assert not STOP_TOKENS & {int(drawn.tokens[row]) for row in forbidding}
+    assert not STOP_TOKENS & {int(best.token[row]) for row in forbidding}
 
 
 @pytest.mark.parametrize("kind", CHOICES)
@@ -195,9 +195,9 @@ def test_a_draw_without_questions_has_no_more_to_say(sampler: Sampler) -> None:
     params = params_of("plain")
     ours = SglangSampler(SimpleNamespace(sampler=sampler))
     positions = torch.arange(READS)
-    drawn = ours.draw(random_logits(), packed(params), positions, 0, [[]] * READS)
-    assert drawn.top_log_probs.shape == drawn.top_tokens.shape == (READS, 0)
-    assert drawn.listed.shape == (0,)
+    of_listed, best = ours.draw(random_logits(), packed(params), positions, 0, [[]] * READS)
+    assert best.top_log_probs.shape == best.top_tokens.shape == (READS, 0)
+    assert of_listed.shape == (0,)
 
 
 @pytest.mark.parametrize("kind", ["plain", "filtered"])
@@ -207,5 +207,5 @@ def test_a_draw_from_nan_shows_where_sglang_replaces_it(kind: str, sampler: Samp
     logits[3, 5] = torch.nan
     with Envs.SGLANG_SANITIZE_NAN_LOGITS.override(True):
         ours = SglangSampler(SimpleNamespace(sampler=sampler))
-        drawn = ours.draw(logits, packed(params), torch.arange(READS), 0, nothing)
-    assert drawn.log_probs.isnan().nonzero().tolist() == [[3]]
+        _, best = ours.draw(logits, packed(params), torch.arange(READS), 0, nothing)
+    assert best.log_prob[:, 0].isnan().nonzero().tolist() == [[3]]

@@ -10,13 +10,17 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from sglang_prefill_ext.forward.graphs.plan import Bucket, buckets_up_to, eager_reason, pad
+from sglang_prefill_ext.forward.graphs.plan import eager_reason, pad, sizes_up_to
 from sglang_prefill_ext.layout.tokens import ForwardLayout
-from sglang_prefill_ext.scheduling.budget import ForwardBudget
+from sglang_prefill_ext.scheduling.budget import ForwardBudget, graph_holds, groups_of
 from sglang_prefill_ext.scheduling.planner import ForwardPlan, plan_forward
 from sglang_prefill_ext.scheduling.split import split_request
 from tests.unit.attention.strategies import layout, layouts
 from tests.unit.scheduling.jobs import request
+
+
+def holds(size: int, forward: ForwardLayout) -> bool:
+    return graph_holds(size, forward.num_tokens, len(forward.groups))
 
 
 def plan(adapter: str = "") -> ForwardPlan:
@@ -26,7 +30,7 @@ def plan(adapter: str = "") -> ForwardPlan:
 
 @given(st.integers(1, 5000))
 def test_sizes_ascend_in_small_steps_up_to_the_largest(max_tokens: int) -> None:
-    sizes = [bucket.tokens for bucket in buckets_up_to(max_tokens)]
+    sizes = sizes_up_to(max_tokens)
     assert sizes[-1] == max_tokens
     assert sizes[0] == min(16, max_tokens)
     for size, larger in pairwise(sizes):
@@ -34,21 +38,19 @@ def test_sizes_ascend_in_small_steps_up_to_the_largest(max_tokens: int) -> None:
 
 
 def test_the_sizes_of_a_usual_limit() -> None:
-    sizes = [bucket.tokens for bucket in buckets_up_to(300)]
-    assert sizes == [16, 24, 32, 48, 64, 96, 128, 192, 256, 300]
+    assert sizes_up_to(300) == [16, 24, 32, 48, 64, 96, 128, 192, 256, 300]
 
 
 @given(layouts(max_groups=6), st.integers(1, 600), st.integers(0, 2**32 - 1))
 def test_padding_changes_nothing_of_what_is_padded(
     forward: ForwardLayout, tokens: int, seed: int
 ) -> None:
-    bucket = Bucket(tokens)
-    assume(forward.num_rows and bucket.holds(forward))
+    assume(forward.num_rows and holds(tokens, forward))
     ids = np.random.default_rng(seed).integers(0, 99, forward.num_tokens, dtype=np.int32)
-    padded, padded_ids, _ = pad(forward, ids, bucket)
+    padded, padded_ids, _ = pad(forward, ids, tokens)
     own = forward.num_tokens
     assert padded.num_tokens == len(padded_ids) == tokens
-    assert len(padded.groups) <= bucket.groups + 1
+    assert len(padded.groups) <= groups_of(tokens) + 1
     assert np.array_equal(padded_ids[:own], ids)
     assert not padded_ids[own:].any()
     assert np.array_equal(padded.positions()[:own], forward.positions())
@@ -59,7 +61,7 @@ def test_padding_changes_nothing_of_what_is_padded(
 
 def test_padding_of_whole_prompts_is_whole_prompts() -> None:
     forward = replace(layout((0, 0, 3, 2)), causal=False)
-    padded, _, read_at = pad(forward, np.zeros(5, np.int32), Bucket(8))
+    padded, _, read_at = pad(forward, np.zeros(5, np.int32), 8)
     assert padded.last_keys().tolist() == [2, 2, 2, 4, 4, 5, 6, 7]
     assert read_at.tolist() == [0, 3, 0, 0, 0, 0, 0, 0]
 
@@ -68,10 +70,9 @@ def test_padding_of_whole_prompts_is_whole_prompts() -> None:
 def test_the_ends_of_rows_are_read_and_behind_them_something(
     forward: ForwardLayout, tokens: int
 ) -> None:
-    bucket = Bucket(tokens)
-    assume(forward.num_rows and bucket.holds(forward))
-    _, _, read_at = pad(forward, np.zeros(forward.num_tokens, np.int32), bucket)
-    assert read_at.shape == (bucket.tokens,)
+    assume(forward.num_rows and holds(tokens, forward))
+    _, _, read_at = pad(forward, np.zeros(forward.num_tokens, np.int32), tokens)
+    assert read_at.shape == (tokens,)
     assert np.array_equal(read_at[: forward.num_rows], forward.row_ends)
     assert not read_at[forward.num_rows :].any()
 
@@ -88,11 +89,11 @@ def test_the_ends_of_rows_are_read_and_behind_them_something(
     ],
 )
 def test_a_size_holds_so_many_tokens_and_groups(forward: ForwardLayout, held: bool) -> None:
-    assert Bucket(64).holds(forward) is held
+    assert holds(64, forward) is held
 
 
 def test_a_plain_forward_is_replayed() -> None:
-    assert eager_reason(plan(), most_held=0, stores=False) == ""
+    assert eager_reason(plan(), most_held=0) == ""
 
 
 @pytest.mark.parametrize(
@@ -104,17 +105,17 @@ def test_a_cached_prefix_is_read_in_a_replay_up_to_a_length(most_held: int, reas
     (piece,) = split_request(rows, ForwardBudget(1000))
     behind = plan_forward([piece.behind(64)])
     assert behind.num_tokens == 96
-    assert eager_reason(behind, most_held=most_held, stores=False) == reason
+    assert eager_reason(behind, most_held=most_held) == reason
 
 
 def test_what_differs_from_a_plain_forward_runs_eagerly() -> None:
-    def reason(forward: ForwardPlan, *, stores: bool = False) -> str:
-        return eager_reason(forward, most_held=0, stores=stores)
+    def reason(forward: ForwardPlan) -> str:
+        return eager_reason(forward, most_held=0)
 
     plain = plan()
     (group,) = plain.layout.groups
     reads_more = ForwardLayout((replace(group, read_lens=np.array([1, 2], np.int32)),))
-    assert reason(plain, stores=True) == "kept_prefix"
+    assert reason(replace(plain, stores=[[7]])) == "kept_prefix"
     assert reason(replace(plain, override_at=np.array([1]))) == "overrides"
     assert reason(plan("a")) == "adapter"
     assert reason(replace(plain, layout=reads_more)) == "many_reads"
