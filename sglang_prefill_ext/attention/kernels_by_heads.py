@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import islice
 
 import numpy as np
 import torch
@@ -28,10 +27,10 @@ class KernelsByHeads:
         return [array for part in self._parts.values() for array in part.host_arrays()]
 
     def bind(self, arrays: Sequence[Tensor], page_table: Tensor | None = None) -> None:
-        """See `layers.Attention.bind`."""
-        left = iter(arrays)
-        for part in self._parts.values():
-            part.bind(list(islice(left, len(part.host_arrays()))), page_table)
+        """See `layers.Attention.bind`; all parts have equally many arrays."""
+        of_part = len(arrays) // len(self._parts)
+        for number, part in enumerate(self._parts.values()):
+            part.bind(arrays[of_part * number : of_part * (number + 1)], page_table)
 
     def forward(self, inputs: LayerInputs, cached: HeldKV | None) -> Tensor:
         """See `layers.Attention.forward`."""

@@ -130,6 +130,20 @@ def test_layers_whose_heads_differ(way: AttentionWay, device: torch.device) -> N
             torch.testing.assert_close(found, wanted, rtol=0, atol=TOLERANCE)
 
 
+def test_arrays_of_layers_whose_heads_differ_are_made_once(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[KernelAttention] = []
+    make = KernelAttention.host_arrays
+    monkeypatch.setattr(
+        KernelAttention, "host_arrays", lambda part: asked.append(part) or make(part)
+    )
+    shapes = (SHAPE, HeadShape(8, 1, 32, 32))
+    attention = kernel_attention(LAYOUTS["rows"], WAYS[0], shapes, torch.float32, device)
+    attention.bind(upload(attention.host_arrays(), device))
+    assert len(asked) == len(shapes)
+
+
 def test_heads_of_one_shape_are_not_looked_up(device: torch.device) -> None:
     one = kernel_attention(LAYOUTS["rows"], WAYS[0], (SHAPE,), torch.float32, device)
     assert isinstance(one, KernelAttention)
