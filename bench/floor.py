@@ -20,8 +20,13 @@ from bench import host_cost
 from bench.workloads import LABEL_IDS
 from sglang_prefill_ext.config import GRAPH_TOKENS
 from sglang_prefill_ext.sizing.model import ModelShape
-from sglang_prefill_ext.sizing.shape import Shape, causal_pairs
-from sglang_prefill_ext.sizing.work import kv_numbers, packed_bytes, packed_operations
+from sglang_prefill_ext.sizing.shape import Shape
+from sglang_prefill_ext.sizing.work import (
+    all_operations,
+    kv_numbers,
+    packed_bytes,
+    packed_operations,
+)
 
 
 def stock_operations(model: ModelShape, shape: Shape) -> int:
@@ -30,8 +35,7 @@ def stock_operations(model: ModelShape, shape: Shape) -> int:
     Stock computes every layer for every token, and normalises over the whole vocabulary before it
     picks the labels.
     """
-    row = shape.row_tokens * (model.body_operations + model.rule_operations)
-    row += model.attention_layers * causal_pairs(shape.row_tokens) * model.pair_operations
+    row = all_operations(model, Shape(shape.row_tokens, 0, 1))
     return shape.items * (row + model.readout_operations(model.vocabulary))
 
 

@@ -12,13 +12,37 @@ from bench.expert_parallelism.placement import in_order, rebalanced
 from bench.moe.routing import drawn, recorded
 from bench.moe.shapes import SHAPES, Shape
 from sglang_prefill_ext.sizing.forward import Serving
-from sglang_prefill_ext.sizing.layer_sizes import Experts
 from sglang_prefill_ext.sizing.model import ModelShape
 
 MODELS: Mapping[str, ModelShape] = {
-    "Qwen3-30B-A3B": ModelShape(48, 2048, 32, 4, 128, 6144, 151_936, Experts(128, 8, 768)),
-    "GLM-4.5-Air": ModelShape(
-        46, 4096, 96, 8, 128, 10_944, 151_552, Experts(128, 8, 1408, 1408, dense_layers=1)
+    "Qwen3-30B-A3B": ModelShape.of_config(
+        {
+            "num_hidden_layers": 48,
+            "hidden_size": 2048,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+            "vocab_size": 151_936,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768,
+        }
+    ),
+    "GLM-4.5-Air": ModelShape.of_config(
+        {
+            "num_hidden_layers": 46,
+            "hidden_size": 4096,
+            "num_attention_heads": 96,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "intermediate_size": 10_944,
+            "vocab_size": 151_552,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 1408,
+            "n_shared_experts": 1,
+        }
     ),
 }
 """As in their ``config.json``; the names are those of `bench.moe.shapes`."""

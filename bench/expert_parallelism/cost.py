@@ -18,7 +18,7 @@ from bench.moe.shapes import Shape, assumed_times
 from sglang_prefill_ext.fleet.planning.cost import Speed
 from sglang_prefill_ext.moe.policy import predicted_s
 from sglang_prefill_ext.sizing.forward import MAX_FORWARD_TOKENS, Serving
-from sglang_prefill_ext.sizing.layer_sizes import Experts
+from sglang_prefill_ext.sizing.sublayers import Experts
 
 Floats = NDArray[np.float64]
 
@@ -105,7 +105,7 @@ class Engine:
         return Speed(
             launch_s=max(0.0, few - token_s * _FITTED_TOKENS[0]),
             token_s=token_s / self.gpus,
-            pair_s=model.layers * model.pair_operations / device.operations_per_s / self.gpus,
+            pair_s=model.pair_operations / device.operations_per_s / self.gpus,
             max_forward_tokens=self.gpus * MAX_FORWARD_TOKENS,
         )
 
@@ -128,18 +128,18 @@ class Engine:
 
     def rows(self, batch: Batch) -> Floats:
         """Expected rows of each expert on each GPU; ``[forwards, layers, gpus, experts]``."""
-        total = batch.tokens.sum() * self._experts.active
+        total = batch.tokens.sum() * self._experts.active_count
         rows: Floats = self.placement * self.routing[..., None, :] * total
         return rows
 
     def experts_s(self, rows: NDArray[Any], batch: Batch) -> Floats:
         """Seconds that each GPU's experts take in a layer, ``[..., gpus]``: computing their rows in
         the best block, or reading their weights, whichever takes longer."""
-        table, device, model = self.blocks.table, self.serving.device, self.serving.model
+        table, device = self.blocks.table, self.serving.device
         times = assumed_times(table)
         entries = table.candidates(int(batch.tokens.sum()))
         computed = np.min([predicted_s(rows, entry, times) for entry in entries], axis=0)
-        row_operations = model.routed_operations / self._experts.active
+        row_operations = self._experts.routed_operations / self._experts.active_count
         numbers = row_operations / 2 * (-np.expm1(-rows)).sum(axis=-1)  # experts with a row
         read_s = self.serving.number_bytes * numbers / device.bytes_per_s
         longer: Floats = np.maximum(computed * row_operations / device.operations_per_s, read_s)
@@ -148,10 +148,10 @@ class Engine:
     def others_s(self, batch: Batch) -> float:
         """Seconds of attention, routers and shared MLPs of all layers on the busiest GPU."""
         model, device = self.serving.model, self.serving.device
-        sparse = model.layers - self._experts.dense_layers
-        token_operations = model.body_operations - sparse * model.routed_operations
+        routed = model.sparse_layers * self._experts.routed_operations
+        token_operations = model.body_operations - routed
         operations = batch.tokens * token_operations
-        operations += batch.pairs * model.layers * model.pair_operations
+        operations += batch.pairs * model.pair_operations
         read_s = self.serving.number_bytes * model.read_weights(0) / device.bytes_per_s
         return max(float(operations.max()) / device.operations_per_s, read_s)
 
@@ -162,7 +162,7 @@ class Engine:
         GPUs have equally many rows, ``Sends.EVERY_COPY`` makes ``tokens * top_k * hidden *
         number_bytes * (gpus - 1) / gpus`` bytes, where ``tokens`` are those of one GPU.
         """
-        device, active = self.serving.device, self._experts.active
+        device, active = self.serving.device, self._experts.active_count
         share = (self.placement * self.routing[..., None, :]).sum(axis=-1)
         if self.gpus == 1 or self.sends is Sends.HIDDEN:
             return np.zeros(share.shape[:-1])

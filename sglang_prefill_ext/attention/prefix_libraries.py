@@ -26,6 +26,7 @@ _DTYPES = (torch.bfloat16, torch.float16)
 _WORKSPACE_BYTES = 128 << 20
 """What FlashInfer recommends."""
 _WRAPPERS = 4
+"""Of each plan of a forward; more than there are forwards in flight."""
 
 RaggedAttend: TypeAlias = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
 """``(q [T,H,D], k [K,KH,D], v [K,KH,Dv], scale) -> out [T,H,Dv], lse [T,H]``, natural log, of a
@@ -107,16 +108,16 @@ def flash_attention_3(plan: RaggedPlan, query_bounds: Tensor, key_bounds: Tensor
 
 def flash_infer(plan: RaggedPlan, query_bounds: Tensor, _key_bounds: Tensor) -> RaggedAttend:
     """FlashInfer, which plans on the host: once for every scale and shape of heads."""
-    ring = _flash_infer_ring(query_bounds.device)
+    device = query_bounds.device
     bounds = [torch.from_numpy(each) for each in (plan.query_bounds, plan.key_bounds)]
     planned: dict[object, Any] = {}
 
     def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        key = scale, q.shape[1:], v.shape[1:]
+        (_, heads, dim), (_, key_heads, value_dim) = q.shape, v.shape
+        sizes = (heads, key_heads, dim, value_dim)
+        key = scale, sizes
         if key not in planned:
-            planned[key] = next(ring)
-            (_, heads, dim), (_, key_heads, value_dim) = q.shape, v.shape
-            sizes = (heads, key_heads, dim, value_dim)
+            planned[key] = next(_flash_infer_ring(device, *key))
             planned[key].plan(*bounds, *sizes, causal=False, sm_scale=scale, q_data_type=q.dtype)
         out, lse = planned[key].run(q, k, v, return_lse=True, lse_base="ln")
         return out, lse
@@ -125,17 +126,24 @@ def flash_infer(plan: RaggedPlan, query_bounds: Tensor, _key_bounds: Tensor) -> 
 
 
 @cache
-def _flash_infer_ring(device: torch.device) -> Iterator[Any]:
-    """FlashInfer's wrappers in turn; there are more of them than forwards in flight.
+def _flash_infer_ring(
+    device: torch.device, _scale: float, _sizes: tuple[int, ...]
+) -> Iterator[Any]:
+    """FlashInfer's wrappers in turn, for one of the plans that every forward makes.
 
     A wrapper copies its plan to the device from a host buffer, once the forwards before it are
-    done. Until then it must not plan again, which would overwrite the buffer. All wrappers share
-    one workspace on the device, as forwards on a stream do not overlap.
+    done. Until then it must not plan again, which would overwrite the buffer.
     """
     from flashinfer import BatchPrefillWithRaggedKVCacheWrapper
 
-    workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+    workspace = _flash_infer_workspace(device)
     return cycle([BatchPrefillWithRaggedKVCacheWrapper(workspace) for _ in range(_WRAPPERS)])
+
+
+@cache
+def _flash_infer_workspace(device: torch.device) -> Tensor:
+    """One for all wrappers, as forwards on a stream do not overlap."""
+    return torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
 
 
 LIBRARIES: dict[AttentionWay, Callable[[RaggedPlan, Tensor, Tensor], RaggedAttend]] = {

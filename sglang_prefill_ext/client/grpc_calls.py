@@ -51,7 +51,7 @@ def grpc_call(
         number of items into what was asked for.
 
     Raises:
-        RequestError: a text is no Unicode, or a number has more bits than its field.
+        RequestError: a number has more bits than its field.
     """
     method, message_of, read = _METHODS[request.path]
     try:
@@ -63,8 +63,7 @@ def grpc_call(
         )
     except ValueError as error:
         raise RequestError(
-            f"{request.asked}: gRPC cannot carry it ({error}). Send texts without lone surrogates, "
-            "and numbers of 32 bits."
+            f"{request.asked}: gRPC cannot carry it ({error}). Send numbers of 32 bits."
         ) from error
     return method, message, read
 

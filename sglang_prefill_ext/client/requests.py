@@ -130,7 +130,7 @@ def plan_classify(prompts: Prompts, *, max_items: int, adapter: str | None = Non
 
 
 def _adapter(name: str | None) -> dict[str, str]:
-    return {"lora_path": name} if name else {}
+    return {"lora_path": _text("adapter", name)} if name else {}
 
 
 def _parts(count: int, most: int) -> Iterator[slice]:
@@ -150,7 +150,21 @@ def _listed(field: str, prompts: Any) -> list[str | Ids]:
 
 
 def _plain(field: str, prompt: Prompt) -> str | Ids:
-    return prompt if isinstance(prompt, str) else token_ids(field, prompt, dimensions=(1,))
+    if isinstance(prompt, str):
+        return _text(field, prompt)
+    return token_ids(field, prompt, dimensions=(1,))
+
+
+def _text(field: str, text: str) -> str:
+    """The text; raises RequestError if it is no Unicode."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"{field}: {text!r:.80} has lone surrogates, which no tokenizer reads ({error.reason} "
+            f"at {error.start}). Send whole characters."
+        ) from error
+    return text
 
 
 def _labels(labels: Labels | None, items: int) -> list[Any]:

@@ -9,6 +9,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any, TypeVar
 
+import grpc
 from grpc_status import rpc_status
 
 from sglang_prefill_ext.attach.session import Session
@@ -111,7 +112,11 @@ def _options(request: Any, context: Any) -> CallOptions:
 
 
 async def _answer(context: Any, work: Awaitable[T]) -> T:
-    """Return what the work returns; its errors end the call with a status."""
+    """Return what the work returns; its errors end the call with a status.
+
+    Raises:
+        CancelledError: the call ended meanwhile, so nobody gets the status.
+    """
     try:
         return await work
     except PrefillExtError as error:
@@ -121,7 +126,10 @@ async def _answer(context: Any, work: Awaitable[T]) -> T:
         wrong = PackedForwardError(f"The front end failed: {type(error).__name__}: {error}")
     code, status = status_of(wrong)
     details = rpc_status.to_status(status).trailing_metadata
-    await context.abort(code, status.message, details)
+    try:
+        await context.abort(code, status.message, details)
+    except grpc.aio.InternalError as ended:
+        raise asyncio.CancelledError from ended
     raise wrong  # `abort` has raised
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.sizing.device import Device
-from sglang_prefill_ext.sizing.layer_sizes import Experts
+from sglang_prefill_ext.sizing.mixers import Attention
 from sglang_prefill_ext.sizing.model import ModelShape
 from sglang_prefill_ext.sizing.shape import Shape
+from sglang_prefill_ext.sizing.sublayers import Experts, Sublayer
 from sglang_prefill_ext.sizing.work import packed_bytes, packed_operations
 
 LABELS = 2
@@ -104,30 +106,42 @@ class Serving:
         """Seconds of the host for one forward of so many tokens; recurrent layers have no graph."""
         if self.device.launch_ms is not None:
             return self.device.launch_ms / 1e3
-        replays = self.model.recurrent is None and tokens <= graph_tokens(ranks)
+        replays = not self.model.is_recurrent and tokens <= graph_tokens(ranks)
         return (REPLAY_US if replays else LAYER_US * self.model.layers + EAGER_US) / 1e6
 
     def all_reduces_s(self, tokens: int, rows: int, ranks: int) -> float:
         """Seconds of a forward's all-reduces: after the embedding, each attention and each MLP.
 
-        Each adds up ``tokens * hidden`` numbers; in the last layer ``rows * hidden``, because that
-        computes attention and MLP at the read positions only.
+        Each adds up ``tokens * hidden`` numbers; from the last attention on ``rows * hidden``,
+        because all else is computed at the read positions only.
         """
         token_bytes = self.model.hidden * self.number_bytes
         of_tokens_s = self.device.all_reduce_s(tokens * token_bytes, ranks)
         of_rows_s = self.device.all_reduce_s(rows * token_bytes, ranks)
-        return (2 * self.model.layers - 1) * of_tokens_s + 2 * of_rows_s
+        before, behind = (
+            sum(count for each, count in steps.items() if each.reduces)
+            for steps in (self.model.before, self.model.behind)
+        )
+        at_rows = isinstance(self.model.last_mixer, Attention)
+        return (1 + before + (not at_rows)) * of_tokens_s + (at_rows + behind) * of_rows_s
 
     def _operations(self, shape: Shape, ranks: int, requests: int) -> float:
         """Operations of all ranks, if each did as many as the busiest one."""
         counted = requests * packed_operations(self.model, shape, LABELS)
+        tokens, rows = requests * shape.packed_tokens, requests * shape.items
+        routed = _routed(self.model.before) * tokens + _routed(self.model.behind) * rows
         experts = self.model.experts
         if experts is None:
             return counted
-        tokens, rows = requests * shape.packed_tokens, requests * shape.items
-        sparse = self.model.layers - experts.dense_layers
-        excess = padded_ratio(tokens, experts) * (self.imbalance if ranks > 1 else 1.0) - 1
-        return counted + excess * self.model.routed_operations * ((sparse - 1) * tokens + rows)
+        imbalance = self.imbalance if ranks > 1 else 1.0
+        return counted + (padded_ratio(tokens, experts) * imbalance - 1) * routed
+
+
+def _routed(steps: Mapping[Sublayer, int]) -> int:
+    """Operations of routed experts for one token in these steps."""
+    return sum(
+        count * each.routed_operations for each, count in steps.items() if isinstance(each, Experts)
+    )
 
 
 def forwards_of(tokens: int) -> int:
@@ -147,7 +161,7 @@ def padded_ratio(tokens: int, experts: Experts) -> float:
         tokens: of the forward; > 0.
     """
     block = FEW_TOKENS_BLOCK if tokens <= experts.count else BLOCK
-    rows = tokens * experts.active / experts.count
+    rows = tokens * experts.active_count / experts.count
     return expected_padded_rows(rows, block) / rows
 
 

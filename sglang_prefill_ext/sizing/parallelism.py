@@ -194,8 +194,10 @@ def _latency_s(
 
 def _why_not(serving: Serving, parallelism: Parallelism, weights_gb: float) -> str:
     model, ranks = serving.model, parallelism.ranks
-    if model.heads % ranks or (model.kv_heads % ranks and ranks % model.kv_heads):
-        return f"{model.heads} heads, {model.kv_heads} of K/V, cannot be divided by {ranks}"
+    for mixer in model.mixers:
+        heads, kv_heads = mixer.head_counts
+        if heads % ranks or (kv_heads % ranks and ranks % kv_heads):
+            return f"{heads} heads, {kv_heads} of K/V, cannot be divided by {ranks}"
     return no_room(serving.device, weights_gb)
 
 

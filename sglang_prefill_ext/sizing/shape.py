@@ -63,10 +63,19 @@ class Shape:
     @property
     def packed_pairs(self) -> int:
         """Pairs of a query token and a key that it attends to, in one layer of a packed forward."""
-        prefix, suffix = self.prefix_tokens, self.suffix_tokens
-        return causal_pairs(prefix) + self.items * (suffix * prefix + causal_pairs(suffix))
+        return self.pairs_within(None)
+
+    def pairs_within(self, window: int | None) -> int:
+        """The same for a layer in which a token attends to `window` tokens, itself included."""
+        of_prefix = causal_pairs(self.prefix_tokens, window)
+        return of_prefix + self.items * (causal_pairs(self.row_tokens, window) - of_prefix)
 
 
-def causal_pairs(tokens: int) -> int:
-    """Pairs of query and key, if each of `tokens` attends to itself and to all before it."""
-    return tokens * (tokens + 1) // 2
+def causal_pairs(tokens: int, window: int | None = None) -> int:
+    """Pairs of query and key, if each of `tokens` attends to itself and to all before it.
+
+    Args:
+        window: most keys of one token; None for all.
+    """
+    first = tokens if window is None else min(tokens, window)
+    return first * (first + 1) // 2 + (tokens - first) * first

@@ -65,14 +65,14 @@ def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
         logger.warning("Prefill-only serving: this model takes the stock path (%s)", reason)
         return RuntimeSetup(declining(reason), GraphUse(), experts)
     most_bytes = UNLIMITED if board is None else board.reserve_bytes
-    executor, measured, room, check = _set_up_executor(scheduler, config, most_bytes)
+    ranks = Ranks(scheduler)
+    executor, measured, room, check = _set_up_executor(scheduler, config, ranks, most_bytes)
     if check is not None and not check.same:
         return RuntimeSetup(
             declining(StockReason.KNOWN_ANSWERS_DIFFER), executor.graph_use, experts, check=check
         )
     policy = policy_of(config, measured.budget, measured.launch_tokens, measured.graphs)
     cache = prefix_cache_of(scheduler, config, room) if executor.causal else None
-    ranks = Ranks(scheduler)
     runtime = PackedRuntime(
         *(executor, answer, policy),
         cache=cache,
@@ -88,7 +88,7 @@ def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
 
 
 def _set_up_executor(
-    scheduler: Any, config: PrefillOnlyConfig, most_bytes: int
+    scheduler: Any, config: PrefillOnlyConfig, ranks: Ranks, most_bytes: int
 ) -> tuple[PackedExecutor, Calibration, Room, AnswerCheck | None]:
     """Try what was asked for, then without graphs and kernels, until the answers are right.
 
@@ -98,14 +98,15 @@ def _set_up_executor(
     """
     stream = scheduler.forward_stream_ctx if scheduler.enable_overlap else None
     model = model_of(scheduler.tp_worker.model_runner, stream)
-    ranks = Ranks(scheduler)
     asked = way_of_all_ranks(resolve_attention(config.attention, model), ranks.largest)
     room = room_in(model.pool, scheduler)
     STARTUP.mark("kernels")
     ways = attempts(asked, _graph_tokens(ranks, config, model))
     for attempt in ways:
         try:
-            executor, measured, check = _tried(scheduler, config, model, room, attempt, most_bytes)
+            executor, measured, check = _tried(
+                scheduler, config, ranks, model, room, attempt, most_bytes
+            )
         except Exception:
             if attempt is ways[-1] or ranks.count > 1:
                 raise
@@ -126,13 +127,13 @@ def _set_up_executor(
 def _tried(
     scheduler: Any,
     config: PrefillOnlyConfig,
+    ranks: Ranks,
     model: SglangModel,
     room: Room,
     attempt: Attempt,
     most_bytes: int,
 ) -> tuple[PackedExecutor, Calibration, AnswerCheck | None]:
     """Measure forwards of one attempt, compile kernels, and compare the paths if asked for."""
-    ranks = Ranks(scheduler)
     (too_much,) = ranks.largest([-min(free_bytes(model.device), most_bytes)])
     readout = readout_bytes(config.readout_chunk_mib, model.device.type, -too_much)
     executor = PackedExecutor(

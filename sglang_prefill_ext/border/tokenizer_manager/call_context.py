@@ -41,6 +41,7 @@ class CallContext:
     Args:
         request: of the client, or an object in its place; None for a call of an offline engine.
         parent: the call on whose behalf requests are sent to SGLang's scheduler, see `is_stock`.
+        field: what the client calls the prompts of these; empty: as SGLang's requests do.
 
     Attributes:
         taken: why SGLang is to serve it; None if its route has found no reason.
@@ -51,8 +52,9 @@ class CallContext:
         is_stock: its requests go to SGLang's scheduler, and are not counted again.
     """
 
-    def __init__(self, request: Any, parent: CallContext | None = None) -> None:
+    def __init__(self, request: Any, parent: CallContext | None = None, *, field: str = "") -> None:
         self.request = request
+        self.field = field
         self.taken: StockPathTaken | None = None
         self.overrides: BodyOverrides | None = None
         self.explains = False
@@ -129,10 +131,10 @@ def working_for(call: CallContext) -> Iterator[CallContext]:
 
 
 @contextmanager
-def stock_path() -> Iterator[None]:
-    """Send requests of the `with` body to SGLang's scheduler, see `CallContext.is_stock`."""
+def stock_path(*, field: str = "") -> Iterator[None]:
+    """Send requests of the `with` body to SGLang's scheduler, see `CallContext`."""
     call = current_call()
-    with working_for(CallContext(call.request, parent=call)):
+    with working_for(CallContext(call.request, parent=call, field=field)):
         yield
 
 

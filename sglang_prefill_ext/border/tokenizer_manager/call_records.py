@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -51,14 +51,18 @@ class CallRecord:
 
     Args:
         trace: headers of the trace that the call is a part of; None if it is not to be traced.
+        request: the HTTP request, if any.
 
     Attributes:
         times: SGLang's time stamps of the call.
         served: counts and times of the answer; set by whoever has answered the call.
     """
 
-    def __init__(self, call: PackedCall, *, trace: dict[str, str] | None) -> None:
+    def __init__(
+        self, call: PackedCall, *, trace: dict[str, str] | None, request: Any = None
+    ) -> None:
         self.call = call
+        self._request = request
         self.times = APIServerReqTimeStats()
         self._traced = trace is not None
         if trace is not None:
@@ -68,6 +72,11 @@ class CallRecord:
             out_list=[], finished=False, event=asyncio.Event(), obj=call, time_stats=self.times
         )
         self.served: Served | None = None
+
+    async def is_disconnected(self) -> bool:
+        """Whether the client has left, or SGLang was asked to abort the call by its name."""
+        left = getattr(self._request, "is_disconnected", None)
+        return bool(self.state.abort_sent) or (left is not None and await left())
 
     def end(self) -> None:
         """Record that the call is answered, be it with an error."""
@@ -132,13 +141,19 @@ class CallRecords:
 
     @contextmanager
     def keeping(
-        self, request: Any, num_prompts: int, contents: Callable[[], dict[str, Any]]
+        self,
+        request: Any,
+        num_prompts: int,
+        contents: Callable[[], dict[str, Any]],
+        names: Sequence[str] = (),
     ) -> Iterator[CallRecord]:
         """Keep a record of the call inside, and report how it ends, unless SGLang is to serve it.
 
         Args:
             request: the HTTP request, if any.
             contents: returns `PackedCall.text` or `input_ids`; called only if requests are shown.
+            names: of the record, if the client has named its prompts. One that another request has
+                already stays that one's.
         """
         shown = contents() if self.shows_requests else {}
         route = getattr(request, "scope", {}).get("path", "")
@@ -148,9 +163,10 @@ class CallRecords:
         if self._manager.enable_trace:
             headers = getattr(request, "headers", {})
             trace = {name: headers[name] for name in _TRACE_HEADERS if name in headers}
-        record = CallRecord(call, trace=trace)
+        record = CallRecord(call, trace=trace, request=request)
         records = self._manager.rid_to_state
-        records[rid] = record.state
+        own = [name for name in names if name not in records] or [rid]
+        records.update(dict.fromkeys(own, record.state))
         try:
             yield record
             if record.served is not None:
@@ -161,14 +177,15 @@ class CallRecords:
             self._end(record, error, request)
             raise
         finally:
-            records.pop(rid, None)
+            for name in own:
+                records.pop(name, None)
 
     def _end(self, record: CallRecord, error: Exception | None, request: Any) -> None:
         record.end()
         if self._counters is not None:
             if record.served is not None:
                 self._counters.record(record.served, record.times.get_e2e_latency())
-            elif isinstance(error, RequestAbortedError):
+            elif isinstance(error, RequestAbortedError) and not record.state.abort_sent:
                 self._counters.record_aborted(record.call.num_prompts)
         if self.shows_requests:
             self._show(record.call, record.state, record.outcome(error), request)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -41,9 +41,16 @@ def generate_request(
 
 
 async def packed_vectors(
-    server: PrefillServer, frontend: EmbedFrontend, call: EmbedCall, context: CallContext
+    server: PrefillServer,
+    frontend: EmbedFrontend,
+    call: EmbedCall,
+    context: CallContext,
+    names: Sequence[str] = (),
 ) -> tuple[Embedded, CallRecord]:
     """Serve a call on the packed path; return its record, too.
+
+    Args:
+        names: of its prompts, by which it can be aborted.
 
     Raises:
         StockPathTaken: SGLang is to serve it.
@@ -55,9 +62,10 @@ async def packed_vectors(
         if request is not None:  # calls of an offline engine, by the program itself, have no limit
             frontend.check_limits(len(call.prompts), field="input")
         context.raise_if_opted_out()
-        with server.records.keeping(request, len(call.prompts), call.contents) as record:
+        count = len(call.prompts)
+        with server.records.keeping(request, count, call.contents, names) as record:
             _check_dimensions(server.manager, call)
-            embedded = await frontend.embed(call, context.options(), request)
+            embedded = await frontend.embed(call, context.options(), record)
             record.served = embedded.served
     return embedded, record
 
@@ -86,14 +94,16 @@ async def embed(
     places = reads_places(manager.model_config.hf_config.architectures or [])
     try:
         call = vector_arrays(embed_call_of(obj, reads_places=places))
+        is_named = obj.rid is not None
         obj.normalize_batch_and_arguments()
+        names = ([obj.rid] if call.is_single else obj.rid) if is_named else []
         context.raise_if_taken()
         if obj.lora_path and not context.is_opted_out:
             with counted(server.path.metrics, context):
                 await server.path.exchange.pause_over(context.options(), context.request)
         async with acquired_adapter(manager, obj) as adapter:
             call = replace(call, adapter=adapter)
-            embedded, record = await packed_vectors(server, frontend, call, context)
+            embedded, record = await packed_vectors(server, frontend, call, context, names)
     except StockPathTaken as stock:
         server.path.metrics.record_fallback(stock.reason)
         _put_ids(manager, obj, stock.call)

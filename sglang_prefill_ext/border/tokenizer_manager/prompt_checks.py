@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 from sglang.srt.managers.io_struct import GenerateReqInput
 
 from sglang_prefill_ext.border.model.model_classes import encoder_traits, reads_places
+from sglang_prefill_ext.border.tokenizer_manager.call_context import current_call
 from sglang_prefill_ext.border.tokenizer_manager.frontend_link import embedding_kind, embedding_rows
 from sglang_prefill_ext.border.tokenizer_manager.override_hooks import (
     check_input_embeds,
     check_overrides,
 )
+from sglang_prefill_ext.border.tokenizer_manager.request_fields import is_decision
 from sglang_prefill_ext.border.tokenizer_manager.server import server_of
+from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.token.token_call import TokenNumbers, check_readout
 from sglang_prefill_ext.wire.checks import check_positions, check_prompt, wrong
 
@@ -29,8 +33,21 @@ def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
             positions for so many tokens; or the request asks for tokens or positions that do not
             exist, or for an adapter in another way than by one name.
     """
-    if server_of(manager) is None:
+    server = server_of(manager)
+    if server is None:
         return
+    try:
+        _check(manager, obj, input_ids)
+    except RequestError:
+        if isinstance(obj, GenerateReqInput) and not current_call().is_stock:
+            sampling = SimpleNamespace(**{"n": 1, "max_new_tokens": None} | obj.sampling_params)
+            if is_decision(obj, sampling):  # which is counted if it is right
+                server.path.metrics.record_error("refused")
+        raise
+
+
+def _check(manager: Any, obj: Any, input_ids: Any) -> None:
+    """See `validate_prompt`."""
     if isinstance(obj, GenerateReqInput):
         _numbers_of(obj).check(manager.model_config.vocab_size)
     _check_adapter(manager, obj)
@@ -48,7 +65,8 @@ def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
     encoder = encoder_traits(manager.model_config)
     check_overrides(obj, embedding_kind(manager), encoder=encoder is not None)
     # A request with texts may have ids, too, by now, see `text_hooks`.
-    field = "text" if obj.text is not None else "input_ids"
+    own = "text" if obj.text is not None else "input_ids"
+    field = current_call().field or own
     check_prompt(input_ids, embedding_rows(manager), field=field)
     # SGLang itself refuses prompts over the context length.
     if encoder is not None and len(input_ids) <= manager.context_len:

@@ -67,13 +67,15 @@ def unpacked_reason(request: Any, fields: Mapping[str, StockReason]) -> StockRea
     return next(found, None)
 
 
-def is_decision(request: Any) -> bool:
-    """Whether a `TokenizedGenerateReqInput` asks for no more than one forward can give.
+def is_decision(request: Any, sampling: Any) -> bool:
+    """Whether a generation request for one prompt asks for no more than one forward can give.
 
     A request that asks for nothing at all does not count: its purpose is to leave its prefix in the
     cache.
+
+    Args:
+        sampling: its parameters, as attributes.
     """
-    sampling = request.sampling_params
     if sampling.n != 1 or (request.rid or "").startswith(HEALTH_CHECK):
         return False
     if sampling.max_new_tokens == 0:

@@ -15,6 +15,7 @@ from sglang_prefill_ext.border.tokenizer_manager.override_hooks import stock_arg
 from sglang_prefill_ext.border.tokenizer_manager.server import server_of
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.explain import explain_packed, explain_stock
+from sglang_prefill_ext.frontend.pack import FIELD
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
@@ -45,7 +46,7 @@ async def score_request(
     except StockPathTaken as stock:
         server.path.metrics.record_fallback(stock.reason)
         context.explain(partial(explain_stock, stock.reason))
-        with stock_path():
+        with stock_path(field=FIELD):
             arguments = stock_arguments(stock.call or call, server.path.embeddings)
             return await original(manager, **arguments)
     context.explain(partial(explain_packed, scored))

@@ -58,7 +58,7 @@ def _takes_over(manager: Any, tokenized_obj: Any) -> bool:
     if server is None or server.tokens is None or context.is_stock:
         return False
     is_generation = isinstance(tokenized_obj, TokenizedGenerateReqInput)
-    if not is_generation or not is_decision(tokenized_obj):
+    if not is_generation or not is_decision(tokenized_obj, tokenized_obj.sampling_params):
         return False
     try:
         with counted(server.path.metrics, context):

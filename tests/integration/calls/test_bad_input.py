@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
@@ -113,6 +114,8 @@ def test_what_would_end_a_plain_server_is_refused(client: Client, name: str) -> 
     for status, answer in both(client, fields):
         assert status == 400
         assert words in answer["message"]
+        named = re.findall(r"\(field `(.*)`\)", answer["message"])
+        assert set(named) <= {"items", "query, items"}  # and none of SGLang's own requests
 
 
 @pytest.mark.parametrize("name", ACCEPTED)

@@ -43,6 +43,26 @@ def test_generate(client: Client, prompt: Json, words: str) -> None:
 
 
 @pytest.mark.patch("P22")
+@pytest.mark.parametrize(
+    ("wanted", "refused"),
+    [
+        ({"sampling_params": {"max_new_tokens": 1}}, 1),
+        ({"sampling_params": {"max_new_tokens": 0}, "return_logprob": True}, 1),
+        ({"sampling_params": {"max_new_tokens": 1}, "top_logprobs_num": 8_001}, 1),
+        (SAMPLING, 0),  # a generation is not counted either
+        ({"sampling_params": {"max_new_tokens": 1, "n": 2}}, 0),
+    ],
+    ids=str,
+)
+def test_what_is_refused_is_counted_if_it_could_be_packed(
+    client: Client, wanted: Json, refused: int
+) -> None:
+    with client.counting() as moved:
+        assert client.post("/generate", {"input_ids": [8_000]} | wanted).status_code == 400
+    assert moved["frontend.requests.refused"] == refused
+
+
+@pytest.mark.patch("P22")
 @pytest.mark.parametrize("stock", [False, True], ids=["packed", "stock"])
 @pytest.mark.parametrize(
     ("wanted", "sampling", "words"),

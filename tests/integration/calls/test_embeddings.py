@@ -373,6 +373,17 @@ def test_a_client_that_leaves_takes_nobody_along(embedder: Serving) -> None:
     assert client.status()["frontend"]["in_flight"] == 0
 
 
+def test_a_call_is_aborted_by_the_name_of_its_prompt(embedder: Serving) -> None:
+    client, body = embedder.client, {"input_ids": PROMPTS[1]}
+    with ThreadPoolExecutor() as pool, client.counting() as moved:
+        with stopped(scheduler_pid(embedder.server)):
+            mine, other = sent(client, pool, [body | {"rid": "mine"}, body], "/encode")
+            assert client.post("/abort_request", {"rid": "mine"}).status_code == 200
+            assert mine.result().status_code == 503
+        assert other.result().status_code == 200
+    assert moved["frontend.requests.aborted"] == moved["frontend.requests.packed"] == 1
+
+
 @pytest.mark.parametrize(
     ("body", "reason"),
     [

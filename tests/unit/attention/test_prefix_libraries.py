@@ -126,9 +126,14 @@ def test_plans_of_forwards_in_flight_are_kept_apart(monkeypatch: pytest.MonkeyPa
         "plan",
         lambda self, *args, **kwargs: planned.append(self) or plan(self, *args, **kwargs),
     )
+    layout = LAYOUTS["fresh"]
     for _ in range(3):
-        attend_prefixes(AttentionWay.MERGE_FLASHINFER, LAYOUTS["fresh"])
-    assert len({id(each) for each in planned}) == 3
+        prefixes = LibraryPrefixes(layout, AttentionWay.MERGE_FLASHINFER)
+        prefixes.bind(upload(prefixes.host_arrays(), torch.device("cpu")), None)
+        for scale in (0.1, 0.2, 0.3, 0.1, 0.2, 0.3):  # of two layers each
+            q, kv = torch.ones(layout.num_tokens, 2, 4), torch.ones(layout.num_tokens, 1, 4)
+            prefixes.forward(LayerInputs(q, kv, kv, scale), None)
+    assert len(planned) == len({id(each) for each in planned}) == 3 * 3
 
 
 # Where they may be used

@@ -8,13 +8,12 @@ from bench.floor import host_costs, least_ms, operation_ratio, stock_bytes, stoc
 from sglang_prefill_ext.sizing.model import ModelShape
 from sglang_prefill_ext.sizing.shape import Shape
 from sglang_prefill_ext.sizing.work import packed_bytes, packed_operations
+from tests.unit.sizing.models import decoder
 
 # One layer, hidden 4, two heads of 3 sharing one key/value head, MLP 5, 7 tokens.
-SMALL = ModelShape(
-    layers=1, hidden=4, heads=2, kv_heads=1, head_dim=3, intermediate=5, vocabulary=7
-)
+SMALL = decoder(layers=1, hidden=4, heads=2, kv_heads=1, head_dim=3, intermediate=5, vocabulary=7)
 sizes = st.integers(1, 30)
-models = st.builds(ModelShape, *[st.integers(1, 8)] * 6, st.integers(2, 50))
+models = st.builds(decoder, *[st.integers(1, 8)] * 6, st.integers(2, 50))
 shapes = st.builds(Shape, sizes, st.integers(0, 30), sizes)
 
 
@@ -27,7 +26,7 @@ def test_stock_and_packed_by_hand() -> None:
     last = 11 * 48 + 4 * (264 - 48) + 4 * 5 * 24
     assert packed_operations(SMALL, shape, labels=2) == last + 4 * 16
     # Any other layer: all of 11 tokens; 6 pairs in the prefix, each row 2*3 to it, 3 of its own.
-    three = ModelShape(3, 4, 2, 1, 3, 5, 7)
+    three = decoder(3, 4, 2, 1, 3, 5, 7)
     other = 11 * 264 + (6 + 4 * 9) * 24
     assert packed_operations(three, shape, labels=2) == 2 * other + last + 4 * 16
     assert operation_ratio(SMALL, shape, labels=2) == pytest.approx(stock / (last + 64))
@@ -42,7 +41,7 @@ def test_bytes_by_hand() -> None:
 
 def test_layers_multiply_all_but_the_readout() -> None:
     shape = Shape(3, 2, 4)
-    three = ModelShape(3, 4, 2, 1, 3, 5, 7)
+    three = decoder(3, 4, 2, 1, 3, 5, 7)
     assert stock_operations(three, shape) - 4 * 56 == 3 * (stock_operations(SMALL, shape) - 4 * 56)
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,24 @@ def test_numpy_arrays_become_lists() -> None:
     assert body["label_token_ids"] == [4, 5]
     (body,) = bodies(scoring([], np.arange(6).reshape(2, 3)))
     assert (body["query"], body["items"]) == ([], [[0, 1, 2], [3, 4, 5]])
+
+
+@pytest.mark.parametrize(
+    ("plan", "field"),
+    [
+        (lambda text: scoring(text, ["a"]), "query"),
+        (lambda text: scoring("a", ["b", text]), "items[1]"),
+        (lambda text: plan_embed([text], max_items=9, dimensions=None), "prompts[0]"),
+        (lambda text: plan_classify(["a", text], max_items=9), "prompts[1]"),
+        (lambda text: plan_classify(["a"], max_items=9, adapter=text), "adapter"),
+    ],
+)
+def test_texts_with_lone_surrogates_are_refused(
+    plan: Callable[[str], Plan[Any]], field: str
+) -> None:
+    with pytest.raises(RequestError) as refused:
+        plan("a\ud800")
+    assert str(refused.value).startswith(f"{field}: 'a\\ud800' has lone surrogates")
 
 
 @given(st.lists(st.text(), min_size=1, max_size=30), st.integers(1, 12))

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import asyncio
+from typing import NoReturn
+
 import grpc
 import pytest
 from google.rpc.error_details_pb2 import BadRequest, RetryInfo
@@ -17,6 +20,7 @@ from sglang_prefill_ext.errors import (
 )
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.grpc_frontend.calls import counted, status_of
+from sglang_prefill_ext.grpc_frontend.service import _answer
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
@@ -81,3 +85,18 @@ def test_the_stock_path_is_no_bad_end() -> None:
     with pytest.raises(StockPathTaken), counted(metrics):
         raise StockPathTaken(StockReason.OPTED_OUT)
     assert not metrics.requests
+
+
+class EndedCall:
+    """A call whose client has gone before it can be aborted."""
+
+    async def abort(self, *_status: object) -> NoReturn:
+        raise grpc.aio.InternalError("Failed grpc_call_start_batch")
+
+
+async def test_a_call_that_ends_while_it_is_aborted_is_over() -> None:
+    async def refuse() -> None:
+        raise RequestError("items: none")
+
+    with pytest.raises(asyncio.CancelledError):
+        await _answer(EndedCall(), refuse())

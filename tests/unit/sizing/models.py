@@ -2,23 +2,54 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.sizing.device import DEVICES
 from sglang_prefill_ext.sizing.forward import Serving
-from sglang_prefill_ext.sizing.layer_sizes import Experts
 from sglang_prefill_ext.sizing.model import ModelShape
 from sglang_prefill_ext.sizing.shape import Shape
 
+
+def decoder(
+    layers: int,
+    hidden: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    intermediate: int,
+    vocabulary: int,
+    **more: Any,
+) -> ModelShape:
+    """A decoder of equal layers, by what else its `config.json` says."""
+    sizes = {
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "intermediate_size": intermediate,
+        "vocab_size": vocabulary,
+    }
+    return ModelShape.of_config(sizes | more)
+
+
+def experts(count: int, active: int, width: int) -> dict[str, Any]:
+    """Settings of experts in all layers."""
+    names = "num_experts", "num_experts_per_tok", "moe_intermediate_size"
+    return dict(zip(names, (count, active, width), strict=True))
+
+
 DENSE = {
-    "0.6B": ModelShape(28, 1024, 16, 8, 128, 3072, 151_936, tied=True),
-    "1.7B": ModelShape(28, 2048, 16, 8, 128, 6144, 151_936, tied=True),
-    "4B": ModelShape(36, 2560, 32, 8, 128, 9728, 151_936, tied=True),
-    "8B": ModelShape(36, 4096, 32, 8, 128, 12_288, 151_936),
+    "0.6B": decoder(28, 1024, 16, 8, 128, 3072, 151_936, tie_word_embeddings=True),
+    "1.7B": decoder(28, 2048, 16, 8, 128, 6144, 151_936, tie_word_embeddings=True),
+    "4B": decoder(36, 2560, 32, 8, 128, 9728, 151_936, tie_word_embeddings=True),
+    "8B": decoder(36, 4096, 32, 8, 128, 12_288, 151_936),
 }
 """Qwen3's."""
 
-SPARSE = ModelShape(48, 2048, 32, 4, 128, 6144, 151_936, Experts(128, 8, 768))
+SPARSE = decoder(48, 2048, 32, 4, 128, 6144, 151_936, **experts(128, 8, 768))
 """Qwen3-30B-A3B."""
 
 servings = st.builds(

@@ -10,9 +10,9 @@ from sglang_prefill_ext.sizing.forward import Serving
 from sglang_prefill_ext.sizing.model import ModelShape
 from sglang_prefill_ext.sizing.parallelism import Load, forecasts
 from sglang_prefill_ext.sizing.shape import Shape
-from tests.unit.sizing.models import DENSE, SPARSE
+from tests.unit.sizing.models import DENSE, SPARSE, decoder
 
-LARGE = ModelShape(80, 8192, 64, 8, 128, 28_672, 128_256)
+LARGE = decoder(80, 8192, 64, 8, 128, 28_672, 128_256)
 
 
 @pytest.mark.parametrize(

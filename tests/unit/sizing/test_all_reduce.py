@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from sglang_prefill_ext.sizing.device import DEVICES, Device
 from sglang_prefill_ext.sizing.forward import Serving
-from sglang_prefill_ext.sizing.model import ModelShape
+from tests.unit.sizing.models import decoder
 
 LINK = Device(1, 1, 1, link_gb_s=1, link_us=10)
 
@@ -34,6 +34,6 @@ def test_more_bytes_and_more_ranks_never_take_less(
 
 
 def test_two_a_layer_and_one_after_the_embedding() -> None:
-    model = ModelShape(3, 4, 2, 1, 3, 5, 7)
+    model = decoder(3, 4, 2, 1, 3, 5, 7)
     tokens, rows = LINK.all_reduce_s(100 * 4 * 2, 2), LINK.all_reduce_s(10 * 4 * 2, 2)
     assert Serving(model, LINK).all_reduces_s(100, 10, 2) == pytest.approx(5 * tokens + 2 * rows)

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.sizing.device import DEVICES
 from sglang_prefill_ext.sizing.forward import Serving
-from sglang_prefill_ext.sizing.model import ModelShape
 from sglang_prefill_ext.sizing.parallelism import (
     Forecast,
     Load,
@@ -20,10 +19,10 @@ from sglang_prefill_ext.sizing.parallelism import (
     speed,
 )
 from sglang_prefill_ext.sizing.shape import Shape
-from tests.unit.sizing.models import DENSE, SPARSE, servings, shapes
+from tests.unit.sizing.models import DENSE, SPARSE, decoder, servings, shapes
 
 H100 = DEVICES["h100-sxm"]
-LARGE = ModelShape(80, 8192, 64, 8, 128, 28_672, 128_256)
+LARGE = decoder(80, 8192, 64, 8, 128, 28_672, 128_256)
 
 
 def _by_name(found: list[Forecast]) -> dict[str, Forecast]:

@@ -34,3 +34,10 @@ def test_pairs_are_those_that_attend(shape: Shape) -> None:
     before = sum(range(1, prefix + 1))
     own = sum(range(prefix + 1, prefix + suffix + 1))
     assert shape.packed_pairs == before + shape.items * own
+
+
+@given(shapes, st.integers(1, 90))
+def test_a_window_leaves_out_what_lies_further_back(shape: Shape, window: int) -> None:
+    prefix, suffix = shape.prefix_tokens, shape.suffix_tokens
+    seen = [min(token, window) for token in range(1, prefix + suffix + 1)]
+    assert shape.pairs_within(window) == sum(seen[:prefix]) + shape.items * sum(seen[prefix:])

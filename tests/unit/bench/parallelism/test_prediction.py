@@ -6,11 +6,11 @@ from bench.fleet.turns import Comparison
 from bench.parallelism.link import Link
 from bench.parallelism.prediction import predict, serving_of, verdict, verdicts
 from sglang_prefill_ext.sizing.forward import Serving
-from sglang_prefill_ext.sizing.model import ModelShape
 from sglang_prefill_ext.sizing.parallelism import Parallelism
 from sglang_prefill_ext.sizing.shape import Shape
+from tests.unit.sizing.models import decoder
 
-TINY = ModelShape(4, 256, 8, 4, 32, 704, 8000)
+TINY = decoder(4, 256, 8, 4, 32, 704, 8000)
 SCHEDULER = {
     "counters": {"tokens_computed": 9_000, "forwards": 10},
     "launch_tokens": 100,

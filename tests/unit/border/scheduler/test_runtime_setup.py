@@ -101,8 +101,7 @@ class Tries:
 
         self.graph_use = GraphUse()
         monkeypatch.setattr(runtime_setup, "_tried", tried)
-        together = SimpleNamespace(count=ranks, largest=lambda numbers: numbers)
-        monkeypatch.setattr(runtime_setup, "Ranks", lambda _scheduler: together)
+        self.ranks: Any = SimpleNamespace(count=ranks, largest=lambda numbers: numbers)
         model = SimpleNamespace(pool=None, device=torch.device("cpu"))
         monkeypatch.setattr(runtime_setup, "model_of", lambda _runner, _stream: model)
         monkeypatch.setattr(runtime_setup, "room_in", lambda _pool, _scheduler: "room")
@@ -117,7 +116,8 @@ class Tries:
     def set_up(self, **knobs: Any) -> Any:
         worker = SimpleNamespace(model_runner=None)
         scheduler = SimpleNamespace(enable_overlap=False, tp_worker=worker)
-        found = runtime_setup._set_up_executor(scheduler, PrefillOnlyConfig(**knobs), None)
+        config = PrefillOnlyConfig(**knobs)
+        found = runtime_setup._set_up_executor(scheduler, config, self.ranks, None)
         executor, measured, room, check = found
         assert room == "room"
         return executor, measured, check

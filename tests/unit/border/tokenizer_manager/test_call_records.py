@@ -84,6 +84,25 @@ async def test_where_nothing_shows_calls_their_contents_are_left_alone(
     assert samples(registry)["num_requests_total"] == 2
 
 
+async def test_a_record_has_the_names_that_the_client_has_given(
+    manager: Manager, registry: CollectorRegistry
+) -> None:
+    other = manager.rid_to_state["b"] = SimpleNamespace(abort_sent=False)
+
+    async def work() -> None:
+        with CallRecords(manager).keeping(REQUEST, 2, contents, ["a", "b"]) as record:
+            assert manager.rid_to_state == {"a": record.state, "b": other}
+            assert not await record.is_disconnected()
+            manager.rid_to_state["a"].abort_sent = True
+            assert await record.is_disconnected()
+            raise RequestAbortedError
+
+    with pytest.raises(RequestAbortedError):
+        await work()
+    assert manager.rid_to_state == {"b": other}
+    assert samples(registry) == {}  # SGLang has counted it
+
+
 @pytest.mark.parametrize(
     "kind", [PackedForwardError, ServerBusyError, RequestAbortedError, ZeroDivisionError]
 )

@@ -29,7 +29,8 @@ LOGPROBS: dict[str, Any] = {"return_logprob": True}
 def test_decisions_are_told_from_generations(
     sampling: dict[str, Any], fields: dict[str, Any], expected: bool
 ) -> None:
-    assert is_decision(tokenized([1], sampling=sampling, **fields)) is expected
+    request = tokenized([1], sampling=sampling, **fields)
+    assert is_decision(request, request.sampling_params) is expected
 
 
 @pytest.mark.parametrize(
