@@ -10,7 +10,7 @@ import typer
 
 from bench.command import Bench
 from bench.decode.plan import DecodePlan
-from bench.decode.report import findings, findings_table, phase_table, save_decode_plot
+from bench.decode.report import findings, findings_table, phase_table
 from bench.decode.session import DecodeRun
 from bench.options import Alternations, Dtype, Flags, Name, Preset, Seconds, Seed, ShapeText
 from bench.workloads import Shape
@@ -73,7 +73,6 @@ def main(
     bench.console.print(f"gate green: {run.equal_generations} generations equal")
     gate = run.gate.as_dict() | {"equal_generations": {"count": run.equal_generations}}
     bench.record(run.results, plan=asdict(plan), gate=gate)
-    save_decode_plot(bench.picture, run.results, bench.title)
     bench.say_written()
 
 

@@ -10,7 +10,7 @@ import typer
 
 from bench.command import Bench
 from bench.mixed.plan import MixPlan
-from bench.mixed.report import MAX_LONGEST, MAX_SLOWDOWN, mix_table, save_mix_plot
+from bench.mixed.report import MAX_LONGEST, MAX_SLOWDOWN, mix_table
 from bench.mixed.session import MixRun
 from bench.options import Dtype, Flags, Name, Preset, Seed
 
@@ -56,7 +56,6 @@ def main(
         bench.console.print("[yellow]Slowdowns below 1: something disturbed the idle server.[/]")
     bench.show_gate(run.gate)
     bench.record(run.results, plan=asdict(plan), gate=run.gate.as_dict())
-    save_mix_plot(bench.picture, run.results, bench.title)
     bench.say_written()
 
 

@@ -10,7 +10,7 @@ import typer
 
 from bench.command import Bench
 from bench.options import Dtype, Flags, Name, Preset, Seed, ShapeText
-from bench.soak.report import save_soak_plot, soak_table
+from bench.soak.report import soak_table
 from bench.soak.session import SoakPlan, SoakRun
 from bench.soak.windows import MOST_DRIFT
 from bench.workloads import Shape
@@ -58,9 +58,6 @@ def main(
     found = {"preset": preset, "rate_per_s": run.rate_per_s, "verdict": asdict(verdict)}
     found |= {"reports": run.reports, "plan": asdict(plan), "gate": run.gate.as_dict()}
     bench.record(run.results, **found)
-    over = f"{preset}, {engines} engines behind a router" if engines else preset
-    title = f"{over}, {shape}, {load:.0%} load, {bench.title}"
-    save_soak_plot(bench.picture, run.results, title)
     bench.say_written()
     raise typer.Exit(0 if verdict.passed else 1)
 
