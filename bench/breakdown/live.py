@@ -46,13 +46,13 @@ def _cost(server: MeasuredServer, path: str, bodies: list[bytes], seconds: float
     pool = [post_bytes("/v1/score", body) for body in bodies]
     run_loop(closed_loop(server.port, pool, 1, _WARM_UP))
     counts = path == EXTENSION
-    busy = run_loop(packed_counters(server.port)).busy_s if counts else 0.0
+    busy = packed_counters(server.port).busy_s if counts else 0.0
     before = _cpu_s(server)
     seen = run_loop(closed_loop(server.port, pool, 1, Window(seconds, min_requests=20)))
     used = {role: spent - before.get(role, 0.0) for role, spent in _cpu_s(server).items()}
     forward = None
     if counts:
-        busy = run_loop(packed_counters(server.port)).busy_s - busy
+        busy = packed_counters(server.port).busy_s - busy
         forward = busy / seen.sent * 1e6
     cpu = {role: spent / seen.sent * 1e6 for role, spent in used.items()}
     return Cost(seen.percentile_ms(50) * 1e3, cpu, forward)

@@ -176,4 +176,4 @@ def costs_of(
 
 
 def _counters(schedulers: int, port: int) -> PackedCounters:
-    return run_loop(packed_counters(port)) if schedulers else _NOTHING
+    return packed_counters(port) if schedulers else _NOTHING
