@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 from typing import Annotated
 
 import typer
 
 from bench.command import Bench
 from bench.cores import Awake, kept_awake
-from bench.decisions.kinds import KINDS
-from bench.decisions.session import DecisionRun
+from bench.decisions.kinds import KINDS, case_of, compare_numbers
 from bench.options import Alternations, Clients, Preset, Seconds, Seed
+from bench.score.plan import QUIET_ARGS, SPIN_ARGS, Plan
 from bench.score.plot import save_plot
 from bench.score.report import closed_table, compare_paths
+from bench.score.session import ModelRun
+from bench.workloads import ClosedLoop
 from sglang_prefill_ext.sizing.model import ModelShape
 
 # Names that mypy cannot see, because they are not literals.
@@ -59,21 +62,29 @@ def main(
 ) -> None:
     """Measure requests per second, stock and extension in turn; print the ratio first."""
     bench = Bench("bench.decisions", name or str(kind))
-    shape = {"count": count, "shared": shared, "shortest": shortest, "longest": longest}
+    shape = {"items": count, "shared": shared, "shortest": shortest, "longest": longest}
     given = {key: value for key, value in shape.items() if value is not None}
     prompts = replace(KINDS[kind].prompts, **given)
+    plan = Plan(
+        loads=tuple(map(ClosedLoop, clients or [1, 8, 32])),
+        seconds=seconds,
+        alternations=alternations,
+        extension_args=("--enable-prefill-only",),
+        args_of_both=(*KINDS[kind].flags, *(SPIN_ARGS if spin else QUIET_ARGS)),
+        env_of_both={"OMP_NUM_THREADS": str(threads)},
+        side_by_side=side_by_side,
+        apart=apart,
+        by_wrk=by_wrk,
+    )
     with bench.measured_model(preset) as (model, status), kept_awake(awake):
-        requests = prompts.draw(ModelShape.from_directory(model).vocabulary, seed)
-        asked = (KINDS[kind], prompts, clients or [1, 8, 32])
-        run = DecisionRun(model, *asked, seconds, threads, spin=spin, apart=apart, by_wrk=by_wrk)
-        measure = run.side_by_side if side_by_side else run.in_turn
-        measure(alternations, requests, lambda what: status.update(f"{kind} on {preset}: {what}"))
+        run = ModelRun(preset, model, plan, status.update, model.parent)
+        run.gate.compare = partial(compare_numbers, KINDS[kind])
+        vocabulary = ModelShape.from_directory(model).vocabulary
+        run.run([case_of(KINDS[kind], prompts, vocabulary, seed)])
     comparisons = compare_paths(run.results)
-    gate = run.gate
     bench.console.print(closed_table(comparisons))
-    compared = f"{gate.compared} answers, largest difference {gate.largest:.1e}"
-    bench.console.print(f"gate green: {compared}")
-    bench.record(run.results, gate=gate.as_dict())
+    bench.show_gate(run.gate)
+    bench.record(run.results, gate=run.gate.as_dict())
     save_plot(bench.picture, comparisons, bench.title)
     bench.say_written()
 

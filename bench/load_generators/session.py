@@ -9,15 +9,15 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from bench.floor import operation_ratio
-from bench.http_client import LoadError
-from bench.load import Measurement
+from bench.http_client import LoadError, post_bytes
+from bench.load import Measurement, ask_each
 from bench.load_generators import h2load, wrk
-from bench.load_generators.answers import grpc_answers, http_answers
 from bench.load_generators.servers import Target, running
 from bench.load_generators.wires import (
     ENDPOINT,
     GRPC_METHOD,
     Wire,
+    grpc_answers,
     grpc_messages,
     http_bodies,
 )
@@ -48,7 +48,7 @@ class _Case:
     repeat: int
     shape: Shape
     wire: Wire
-    bodies: list[bytes]
+    pool: list[bytes]
 
 
 @dataclass(slots=True)
@@ -95,7 +95,7 @@ class GeneratorRun:
         for shape in self.shapes:
             requests = self._requests(shape)
             for wire in wires:
-                case = _Case(path, repeat, shape, wire, self._bodies(wire, requests))
+                case = _Case(path, repeat, shape, wire, self._pool(wire, requests))
                 self._check(target, case)
                 for each in self.loads:
                     self._measure_load(target, case, each)
@@ -103,9 +103,8 @@ class GeneratorRun:
                 self._check(target, case)
 
     def _measure_load(self, target: Target, case: _Case, load: Load) -> None:
-        rate = self._rate_of(load, case)
         packed_before = scheduled_requests(target.http)
-        seen = self._loaded(target.port(case.wire), case, load, rate)
+        rate, seen = self._loaded(target.port(case.wire), case, load)
         share = (scheduled_requests(target.http) - packed_before) / seen.sent
         if case.path == EXTENSION and share < 1:
             raise LoadError(f"{case.wire}: only {share:.0%} of the requests were packed")
@@ -113,38 +112,36 @@ class GeneratorRun:
             self._stock_rates[case.shape, case.wire] = seen.requests_per_s
         self._keep(case, load, rate, min(share, 1.0), seen)
 
-    def _loaded(self, port: int, case: _Case, load: Load, rate: float | None) -> Measurement:
-        """Put a load on a server with the tool for its wire."""
-        if case.wire is Wire.GRPC:
-            assert isinstance(load, ClosedLoop)
-            return h2load.closed_loop(port, GRPC_METHOD, case.bodies, load.clients, self.seconds)
-        if isinstance(load, ClosedLoop):
-            return wrk.closed_loop(port, ENDPOINT, case.bodies, load.clients, self.seconds)
-        assert rate is not None
-        return wrk.open_loop(port, ENDPOINT, case.bodies, rate, self.seconds, seed=self.seed)
+    def _loaded(self, port: int, case: _Case, load: Load) -> tuple[float | None, Measurement]:
+        """Put a load on a server with the tool for its wire.
 
-    def _rate_of(self, load: Load, case: _Case) -> float | None:
-        """Requests per second of an open loop; None for a closed loop."""
+        Returns:
+            Requests per second of an open loop, None for a closed one; and what the tool saw.
+        """
         if isinstance(load, OpenLoop):
-            stock_rate = self._stock_rates.get((case.shape, case.wire.of_stock), 0.0)
-            return load.requests_per_s(stock_rate)
-        return None
+            rate = load.requests_per_s(self._stock_rates.get((case.shape, case.wire.of_stock), 0.0))
+            return rate, wrk.open_loop(port, case.pool, rate, self.seconds, self.seed)
+        if case.wire is Wire.GRPC:
+            how = (case.pool, load.clients, self.seconds)
+            return None, h2load.closed_loop(port, GRPC_METHOD, *how)
+        return None, wrk.closed_loop(port, case.pool, load.clients, self.seconds)
 
     def _requests(self, shape: Shape) -> list[ScoreRequest]:
         vocabulary = ModelShape.from_directory(self.model).vocabulary
         clients = [load.clients for load in self.loads if isinstance(load, ClosedLoop)]
         return draw_requests(shape, vocabulary, max(_POOL, *clients), self.seed)
 
-    def _bodies(self, wire: Wire, requests: Sequence[ScoreRequest]) -> list[bytes]:
+    def _pool(self, wire: Wire, requests: Sequence[ScoreRequest]) -> list[bytes]:
         if wire is Wire.GRPC:
             return grpc_messages(requests)
         tokenizer = Tokenizer.from_file(str(self.model / "tokenizer.json"))
-        return http_bodies(wire, requests, tokenizer.decode)
+        bodies = http_bodies(wire, requests, tokenizer.decode)
+        return [post_bytes(ENDPOINT, body) for body in bodies]
 
     def _check(self, target: Target, case: _Case) -> None:
         """Get the answers to all requests; keep stock's, and compare the extension's with them."""
-        ask = grpc_answers if case.wire is Wire.GRPC else http_answers
-        answers = ask(target.port(case.wire), case.bodies)
+        ask = grpc_answers if case.wire is Wire.GRPC else ask_each
+        answers = ask(target.port(case.wire), case.pool)
         asked = f"{case.shape} {case.wire.of_stock}"
         self.gate.hold(case.path, f"{case.shape} {case.wire}", asked, answers)
 

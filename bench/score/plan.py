@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from tokenizers import Tokenizer
 
@@ -40,7 +40,7 @@ would take the cores from what is measured."""
 
 _ENDPOINT = "/v1/score"
 _POOL_REQUESTS = 64
-_GATE_REQUESTS = 4
+GATE_REQUESTS = 4
 
 T = TypeVar("T")
 
@@ -50,37 +50,41 @@ class Plan:
     """What to run on one model.
 
     Attributes:
-        shapes, loads: every shape is measured under every load.
+        loads: under which every case is measured.
         seconds: least length of one measurement.
         alternations: how often each of the two servers is started and measured, in turn.
         extension_args: further flags of the second server.
         dtype: of the model in both servers; decides the gate's tolerance.
-        text: send text instead of token ids.
         stock_args: further flags of the first server; empty unless two extension servers are
             compared.
         stock_env: environment of the first server if it is another release.
         args_of_both: further flags of both servers, besides the benchmark's own.
+        env_of_both: environment of both servers.
         radix_cache: leave SGLang's prefix cache on in both. Requests repeat after
             `_POOL_REQUESTS`; stock then has whole prompts in its cache.
         side_by_side: start each server once, and pause it while the other is measured.
+        apart: only schedulers run on the first core, which imitates a GPU.
+        by_wrk: wrk makes the measured load, so that Python takes no CPU time from it; a short loop
+            before it collects the answers that are compared. Only for closed loops.
 
     Raises:
         ConfigError: the dtype is unknown, or a load is relative to the rate of a closed loop and
             there is no closed loop.
     """
 
-    shapes: tuple[Shape, ...]
     loads: tuple[Load, ...]
     seconds: float
     alternations: int
     extension_args: tuple[str, ...]
     dtype: str = "float32"
-    text: bool = False
     stock_args: tuple[str, ...] = ()
     stock_env: Mapping[str, str] = field(default_factory=dict)
     args_of_both: tuple[str, ...] = ()
+    env_of_both: Mapping[str, str] = field(default_factory=dict)
     radix_cache: bool = False
     side_by_side: bool = False
+    apart: bool = False
+    by_wrk: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in TOLERANCE:
@@ -98,6 +102,14 @@ class Plan:
         return ["--dtype", self.dtype, *best, *self.args_of_both, *extra]
 
 
+class Sized(Protocol):
+    """The shape of requests; its text is what results call it."""
+
+    @property
+    def items(self) -> int:
+        """Items, or prompts, of a request."""
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """The prepared requests of one shape.
@@ -106,13 +118,15 @@ class Case:
         shape: of every request.
         operation_ratio: stock's arithmetic per operation of the packed forward.
         pool: HTTP requests that are timed.
-        gate: other HTTP requests, which also ask for log-probabilities; never timed.
+        gate: other HTTP requests, never timed; those for scores also ask for log-probabilities.
+        counted: how many packed requests the server counts for each.
     """
 
-    shape: Shape
+    shape: Sized
     operation_ratio: float
     pool: list[bytes]
     gate: list[bytes]
+    counted: int = 1
 
 
 def make_cases(
@@ -131,7 +145,7 @@ def make_cases(
 def _make_case(
     shape: Shape, sizes: ModelShape, seed: int, decode: Callable[[Sequence[int]], str] | None
 ) -> Case:
-    drawn = draw_requests(shape, sizes.vocabulary, _POOL_REQUESTS + _GATE_REQUESTS, seed)
+    drawn = draw_requests(shape, sizes.vocabulary, _POOL_REQUESTS + GATE_REQUESTS, seed)
     timed, checked = drawn[:_POOL_REQUESTS], drawn[_POOL_REQUESTS:]
     return Case(
         shape,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,12 @@ import pytest
 
 from bench import load
 from bench.breakdown import live
-from bench.decisions import session as decision_session
-from bench.decisions.kinds import KINDS, Prompts
-from bench.decisions.session import DecisionRun
+from bench.decisions.kinds import KINDS, Prompts, case_of, compare_numbers
 from bench.decode import beside
 from bench.decode import session as decode_session
 from bench.decode.plan import ALONE, OPEN, SATURATED, DecodePlan
 from bench.decode.session import DecodeRun
-from bench.http_client import LoadError, post_bytes
+from bench.http_client import LoadError
 from bench.load import Measurement, Window, run_loop
 from bench.load_generators import servers as generator_servers
 from bench.load_generators import wrk
@@ -34,7 +33,7 @@ from bench.mixed.session import MixRun
 from bench.schedulers import session as schedulers_session
 from bench.schedulers.session import SchedulersRun
 from bench.score import session as main_session
-from bench.score.plan import EXTENSION, STOCK, Plan
+from bench.score.plan import EXTENSION, STOCK, Plan, make_cases
 from bench.score.report import compare_paths
 from bench.score.session import ModelRun
 from bench.soak import subjects as soak_subjects
@@ -70,7 +69,7 @@ def started(
         started.append(list(args))
         return nullcontext(server if "--enable-prefill-only" in args else stock)
 
-    sessions = (main_session, decode_session, decision_session, mixed_session, soak_subjects)
+    sessions = (main_session, decode_session, mixed_session, soak_subjects)
     for module in (*sessions, schedulers_session, live, generator_servers):
         monkeypatch.setattr(module, "MeasuredServer", running)
     # The real function would leave the servers of the other tests on one core each.
@@ -89,10 +88,9 @@ def silent(_what: str) -> None:
 
 def test_main(model: Path, tmp_path: Path, started: list[list[str]]) -> None:
     shapes = (SHAPE, Shape(5, 0, 1))
-    run = ModelRun(
-        "micro", model, Plan(shapes, LOADS, 0.0, 2, ("--enable-prefill-only",)), silent, tmp_path
-    )
-    run.run()
+    plan = Plan(LOADS, 0.0, 2, ("--enable-prefill-only",))
+    run = ModelRun("micro", model, plan, silent, tmp_path)
+    run.run(make_cases(model, shapes))
     assert ["--enable-prefill-only" in args for args in started] == [False, True, False, True]
     cells = {(r.path, r.repeat, r.shape, r.load) for r in run.results}
     assert len(cells) == len(run.results) == 2 * 2 * 2 * 2
@@ -112,9 +110,9 @@ def test_main(model: Path, tmp_path: Path, started: list[list[str]]) -> None:
 
 def test_main_side_by_side(model: Path, tmp_path: Path, started: list[list[str]]) -> None:
     flags = ("--enable-prefill-only",)
-    plan = Plan((SHAPE,), (ClosedLoop(2),), 0.0, 3, flags, side_by_side=True)
+    plan = Plan((ClosedLoop(2),), 0.0, 3, flags, side_by_side=True)
     run = ModelRun("micro", model, plan, silent, tmp_path)
-    run.run()
+    run.run(make_cases(model, [SHAPE]))
     assert len(started) == 2
     each_first_in_turn = [STOCK, EXTENSION, EXTENSION, STOCK, STOCK, EXTENSION]
     assert [each.path for each in run.results] == each_first_in_turn
@@ -206,22 +204,17 @@ def test_schedulers(model: Path, started: list[list[str]]) -> None:
     assert run.gate.agreement["1 scheduler"].holds
 
 
-@pytest.mark.parametrize("how", ["in_turn", "side_by_side"])
-def test_decisions(model: Path, started: list[list[str]], how: str) -> None:
-    prompts = Prompts(1, 0, 2, 3)
-    run = DecisionRun(
-        *(model, KINDS["token"], prompts, [1, 2], 0.0),
-        threads=1,
-        spin=False,
-        apart=False,
-        by_wrk=False,
-    )
-    getattr(run, how)(2, prompts.draw(50, seed=0), silent)
+def test_decisions(model: Path, tmp_path: Path, started: list[list[str]]) -> None:
+    plan = Plan((ClosedLoop(1), ClosedLoop(2)), 0.0, 2, ("--enable-prefill-only",))
+    run = ModelRun("micro", model, plan, silent, tmp_path)
+    run.gate.compare = partial(compare_numbers, KINDS["token"])
+    run.run([case_of(KINDS["token"], Prompts(1, 0, 2, 3), vocabulary=50, seed=0)])
+    assert len(started) == 4
     seen = [(each.repeat, each.path, each.load) for each in run.results]
     loads_of = ("1 client", "2 clients")
     assert seen == [(n, path, each) for n in range(2) for path in BOTH for each in loads_of]
     assert {each.packed_share for each in run.results if each.path == EXTENSION} == {1.0}
-    assert run.gate.compared > 0
+    assert run.gate.agreement["micro 0+2-3x1"].rows > 0
 
 
 @pytest.mark.parametrize("path", BOTH)
@@ -233,18 +226,14 @@ def test_breakdown(model: Path, started: list[list[str]], path: str) -> None:
     assert (cost.forward_us is not None) == (path == EXTENSION)
 
 
-def python_loop(
-    port: int, path: str, bodies: Sequence[bytes], clients: int, seconds: float
-) -> Measurement:
+def python_loop(port: int, pool: Sequence[bytes], clients: int, seconds: float) -> Measurement:
     """Replaces wrk, which is not installed on every machine."""
-    pool = [post_bytes(path, each) for each in bodies]
     return run_loop(load.closed_loop(port, pool, clients, Window(seconds, 20)))
 
 
 def python_arrivals(
-    port: int, path: str, bodies: Sequence[bytes], requests_per_s: float, seconds: float, seed: int
+    port: int, pool: Sequence[bytes], requests_per_s: float, seconds: float, seed: int
 ) -> Measurement:
-    pool = [post_bytes(path, each) for each in bodies]
     arrivals = load.poisson_arrivals(requests_per_s, Window(seconds, 20), seed)
     return run_loop(load.open_loop(port, pool, arrivals))
 
