@@ -22,7 +22,7 @@ from bench.load_generators.wires import (
     http_bodies,
 )
 from bench.record import Result
-from bench.score.plan import BEST_STOCK_ARGS, EXTENSION, QUIET_ARGS, STOCK
+from bench.score.plan import EXTENSION, QUIET_ARGS, STOCK, server_flags
 from bench.score.score_gate import ScoreGate
 from bench.score.session import result_of
 from bench.status import scheduled_requests
@@ -81,13 +81,10 @@ class GeneratorRun:
             GateError: stock and extension disagree; no figure may be shown then.
             LoadError: a server failed under load, or did not pack what it should have.
         """
-        flags = ["--dtype", "float32", *BEST_STOCK_ARGS, *QUIET_ARGS]
+        flags = [*QUIET_ARGS, *server_flags(path)]
         log = self.model.parent / f"{path}.log"
-        front_ends = 0
-        if path == EXTENSION:
-            flags.append("--enable-prefill-only")
-            front_ends = self.front_ends if Wire.GRPC in self.wires else 0
-        with running(self.model, flags, log, front_ends) as target:
+        attached = path == EXTENSION and Wire.GRPC in self.wires
+        with running(self.model, flags, log, self.front_ends if attached else 0) as target:
             self._measure_on(target, path, repeat)
 
     def _measure_on(self, target: Target, path: str, repeat: int) -> None:

@@ -45,6 +45,12 @@ GATE_REQUESTS = 4
 T = TypeVar("T")
 
 
+def server_flags(path: str, *own: str, dtype: str = "float32") -> list[str]:
+    """Flags of a server: those of stock at its best; the extension has its `own`, too."""
+    flags = ["--dtype", dtype, *BEST_STOCK_ARGS]
+    return flags if path == STOCK else [*flags, "--enable-prefill-only", *own]
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What to run on one model.
