@@ -38,7 +38,7 @@ class Prompts:
             ends = f"{self.shortest}-{self.longest}"
         return f"{self.shared}+{ends}x{self.items}"
 
-    def draw(self, vocabulary: int, seed: int) -> list[list[list[int]]]:
+    def draw(self, vocabulary: int, seed: int = 0) -> list[list[list[int]]]:
         """Draw the prompts of distinct requests from random ids; all lengths are equally likely."""
         rng = np.random.default_rng(seed)
 
@@ -61,7 +61,7 @@ class Kind:
     Attributes:
         path: path of the route.
         flags: flags of both servers.
-        prompts: default prompts of a request.
+        prompts: the prompts of a request.
         body: makes the body of a request from its prompts and the number of shared tokens.
         numbers: takes the numbers out of an answer, in a fixed order.
         counts_prompts: whether the server counts prompts, because SGLang makes each a request.
@@ -146,9 +146,10 @@ def compare_numbers(
     return Agreement(len(differences) - 1, 0.0, float(np.max(differences)), 0, tolerance)
 
 
-def case_of(kind: Kind, prompts: Prompts, vocabulary: int, seed: int) -> Case:
+def case_of(kind: Kind, vocabulary: int) -> Case:
     """Prepare the requests of a kind."""
-    bodies = [kind.body(each, prompts.shared) for each in prompts.draw(vocabulary, seed)]
+    prompts = kind.prompts
+    bodies = [kind.body(each, prompts.shared) for each in prompts.draw(vocabulary)]
     pool = [post_bytes(kind.path, json.dumps(body).encode()) for body in bodies]
     counted = prompts.items if kind.counts_prompts else 1
     return Case(prompts, 1.0, pool[GATE_REQUESTS:], pool[:GATE_REQUESTS], counted)

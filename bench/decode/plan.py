@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from bench.decode.stream import DecodeFigures
 from bench.score.plan import EXTENSION
-from bench.workloads import Shape
+from bench.workloads import USUAL_SHAPE, Shape
 
 ALONE, OPEN, SATURATED = "alone", "open loop", "saturated"
 """Phases: generation alone, beside an open loop of scoring, beside a saturating closed loop."""
@@ -17,33 +17,31 @@ class DecodePlan:
     """What to run.
 
     Attributes:
+        seconds: length of each phase, without its warm-up.
+        alternations: how often each of the two servers is started, in turn.
+        decode_slowdown: the value of ``--prefill-only-decode-slowdown``: by at most this factor,
+            the extension promises, does packed load lengthen the time between tokens.
         shape: of scoring requests.
         clients: number of clients that generate.
         prompt_tokens, new_tokens: lengths of each generation.
         share: rate of the open loop, as a share of the rate that stock reaches in a closed loop of
             scoring without generations.
         score_clients: clients of the closed loops of scoring.
-        seconds: length of each phase, without its warm-up.
-        alternations: how often each of the two servers is started, in turn.
-        decode_slowdown: the value of ``--prefill-only-decode-slowdown``: by at most this factor,
-            the extension promises, does packed load lengthen the time between tokens.
         dtype: of the model in both servers; decides the gate's tolerance.
         extension_args: further flags of the extension's server.
-        seed: of prompts, requests and arrivals.
     """
 
-    shape: Shape
-    clients: int
-    prompt_tokens: int
-    new_tokens: int
-    share: float
-    score_clients: int
     seconds: float
     alternations: int
     decode_slowdown: int
+    shape: Shape = USUAL_SHAPE
+    clients: int = 4
+    prompt_tokens: int = 128
+    new_tokens: int = 32
+    share: float = 0.5
+    score_clients: int = 4
     dtype: str = "float32"
     extension_args: tuple[str, ...] = ()
-    seed: int = 0
 
     def phases(self, path: str) -> tuple[str, ...]:
         """The phases in the order in which they run on a server."""

@@ -40,8 +40,8 @@ class DecodeCase:
 def make_decode_case(model: Path, plan: DecodePlan) -> DecodeCase:
     """Prepare the requests for the model in a directory."""
     vocabulary = ModelShape.from_directory(model).vocabulary
-    prompts = draw_requests(Shape(plan.prompt_tokens, 0, 1), vocabulary, _PROMPTS, plan.seed)
-    (scoring,) = make_cases(model, [plan.shape], seed=plan.seed)
+    prompts = draw_requests(Shape(plan.prompt_tokens, 0, 1), vocabulary, _PROMPTS, seed=0)
+    (scoring,) = make_cases(model, [plan.shape])
     return DecodeCase(
         [post_bytes("/generate", generate_body(each.query, plan.new_tokens)) for each in prompts],
         scoring,
@@ -108,7 +108,7 @@ class DecodeRun(Run[DecodePlan, DecodeResult]):
             scoring = closed_loop(port, case.scoring.pool, self.plan.score_clients, throughout)
         elif rate is not None:
             window = Window(WARM_UP_S + self.plan.seconds + SCORING_MARGIN_S, 1)
-            arrivals = poisson_arrivals(rate, window, self.plan.seed)
+            arrivals = poisson_arrivals(rate, window, seed=0)
             scoring = open_loop(port, case.scoring.pool, arrivals)
         phase = run_loop(
             run_phase(

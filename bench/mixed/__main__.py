@@ -22,14 +22,10 @@ def main(
     length: Annotated[
         list[int] | None, typer.Option(help="Tokens of a prompt, ascending; repeatable.")
     ] = None,
-    load: Annotated[float, typer.Option(min=0.01, help="Share of the saturation rate.")] = 0.95,
     seconds: Annotated[float, typer.Option(help="Least seconds per load.")] = 60.0,
     saturation_seconds: Annotated[
         float, typer.Option(help="Least seconds of the closed loop that finds the rate.")
     ] = 15.0,
-    clients: Annotated[
-        int, typer.Option(min=1, help="Clients of the closed loop that finds the rate.")
-    ] = 16,
     dtype: Dtype = "float32",
     flags: Flags = "",
     seed: Seed = 0,
@@ -39,10 +35,8 @@ def main(
     bench = Bench("bench.mixed", name)
     plan = MixPlan(
         lengths=tuple(length or LENGTHS),
-        load=load,
         seconds=seconds,
         saturation_seconds=saturation_seconds,
-        clients=clients,
         dtype=dtype,
         extension_args=tuple(shlex.split(flags)),
         seed=seed,

@@ -26,20 +26,20 @@ class MixPlan:
 
     Attributes:
         lengths: of prompts, in tokens, ascending; all are equally frequent.
-        load: share of the saturation rate that is offered.
         seconds: least length of an open loop.
         saturation_seconds: least length of the closed loop that finds the rate of load 1.
-        clients: of that closed loop.
+        load: share of the saturation rate that is offered.
+        clients: of the closed loop that finds the rate.
         dtype: of the model in all servers; decides the gate's tolerance.
         extension_args: flags of every variant of the extension, before the variant's own.
         seed: of prompts and arrivals.
     """
 
     lengths: tuple[int, ...]
-    load: float
     seconds: float
     saturation_seconds: float
-    clients: int
+    load: float = 0.95
+    clients: int = 16
     dtype: str = "float32"
     extension_args: tuple[str, ...] = ()
     seed: int = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -31,10 +31,7 @@ BEST_STOCK_ARGS = ("--enable-tokenizer-batch-encode", NO_CACHE)
 """Flags with which stock is fastest for distinct prompts: one tokenizer call per request, and no
 upkeep of the prefix cache."""
 
-SPIN_ARGS = ("--log-level-http", "warning")
-"""Flags of both servers: idle schedulers poll for work all the time, as SGLang's default is."""
-
-QUIET_ARGS = ("--sleep-on-idle", *SPIN_ARGS)
+QUIET_ARGS = ("--sleep-on-idle", "--log-level-http", "warning")
 """Flags of both servers: idle schedulers sleep, and requests are not logged. Polling and logging
 would take the cores from what is measured."""
 
@@ -135,9 +132,7 @@ class Case:
     counted: int = 1
 
 
-def make_cases(
-    model: Path, shapes: Iterable[Shape], *, text: bool = False, seed: int = 0
-) -> list[Case]:
+def make_cases(model: Path, shapes: Iterable[Shape], *, text: bool = False) -> list[Case]:
     """Prepare the requests of every shape for the model in a directory.
 
     Args:
@@ -145,20 +140,16 @@ def make_cases(
     """
     sizes = ModelShape.from_directory(model)
     decode = Tokenizer.from_file(str(model / "tokenizer.json")).decode if text else None
-    return [_make_case(shape, sizes, seed, decode) for shape in shapes]
-
-
-def _make_case(
-    shape: Shape, sizes: ModelShape, seed: int, decode: Callable[[Sequence[int]], str] | None
-) -> Case:
-    drawn = draw_requests(shape, sizes.vocabulary, _POOL_REQUESTS + GATE_REQUESTS, seed)
-    timed, checked = drawn[:_POOL_REQUESTS], drawn[_POOL_REQUESTS:]
-    return Case(
-        shape,
-        operation_ratio(sizes, shape, len(LABEL_IDS)),
-        [post_bytes(_ENDPOINT, score_body(request, decode)) for request in timed],
-        [post_bytes(_ENDPOINT, score_body(one, decode, token_logprobs=True)) for one in checked],
-    )
+    cases = []
+    for shape in shapes:
+        drawn = draw_requests(shape, sizes.vocabulary, _POOL_REQUESTS + GATE_REQUESTS, seed=0)
+        timed = [score_body(each, decode) for each in drawn[:_POOL_REQUESTS]]
+        others = drawn[_POOL_REQUESTS:]
+        checked = [score_body(each, decode, token_logprobs=True) for each in others]
+        ratio = operation_ratio(sizes, shape, len(LABEL_IDS))
+        pool, gate = ([post_bytes(_ENDPOINT, body) for body in each] for each in (timed, checked))
+        cases.append(Case(shape, ratio, pool, gate))
+    return cases
 
 
 def alternating(subjects: Sequence[T], turns: int) -> Iterator[tuple[int, T]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -124,12 +125,12 @@ def test_decode(model: Path, started: list[list[str]], monkeypatch: pytest.Monke
     for module in (beside, decode_session):
         monkeypatch.setattr(module, "WARM_UP_S", 0.0)
     plan = DecodePlan(
-        *(SHAPE, 2, 5, 3),
+        *(0.0, 1, 3, SHAPE),
+        clients=2,
+        prompt_tokens=5,
+        new_tokens=3,
         share=0.1,
         score_clients=2,
-        seconds=0.0,
-        alternations=1,
-        decode_slowdown=3,
     )
     run = DecodeRun("micro", model, plan, silent)
     run.run()
@@ -151,7 +152,7 @@ def test_decode(model: Path, started: list[list[str]], monkeypatch: pytest.Monke
 def test_mixed(model: Path, started: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mixed_session, "_MIN_PER_LENGTH", 8)
     monkeypatch.setattr(mixed_session, "_IDLE_PER_TURN", 4)
-    run = MixRun("micro", model, MixPlan((3, 9), 0.5, 0.0, 0.0, 2), silent)
+    run = MixRun("micro", model, MixPlan((3, 9), 0.0, 0.0, 0.5, 2), silent)
     run.run()
     assert len(started) == 4
     seen = [(each.variant, each.load_of) for each in run.results]
@@ -207,8 +208,9 @@ def test_schedulers(model: Path, started: list[list[str]]) -> None:
 def test_decisions(model: Path, tmp_path: Path, started: list[list[str]]) -> None:
     plan = Plan((ClosedLoop(1), ClosedLoop(2)), 0.0, 2, ("--enable-prefill-only",))
     run = ModelRun("micro", model, plan, silent, tmp_path)
-    run.gate.compare = partial(compare_numbers, KINDS["token"])
-    run.run([case_of(KINDS["token"], Prompts(1, 0, 2, 3), vocabulary=50, seed=0)])
+    kind = replace(KINDS["token"], prompts=Prompts(1, 0, 2, 3))
+    run.gate.compare = partial(compare_numbers, kind)
+    run.run([case_of(kind, vocabulary=50)])
     assert len(started) == 4
     seen = [(each.repeat, each.path, each.load) for each in run.results]
     loads_of = ("1 client", "2 clients")
