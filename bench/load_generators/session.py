@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -85,19 +85,21 @@ class GeneratorRun:
         log = self.model.parent / f"{path}.log"
         attached = path == EXTENSION and Wire.GRPC in self.wires
         with running(self.model, flags, log, self.front_ends if attached else 0) as target:
-            self._measure_on(target, path, repeat)
-
-    def _measure_on(self, target: Target, path: str, repeat: int) -> None:
-        wires = {wire.of_stock for wire in self.wires} if path == STOCK else self.wires
-        for shape in self.shapes:
-            requests = self._requests(shape)
-            for wire in wires:
-                case = _Case(path, repeat, shape, wire, self._pool(wire, requests))
+            for case in self._cases(path, repeat):
                 self._check(target, case)
                 for each in self.loads:
                     self._measure_load(target, case, each)
                 # Once more behind the load, when the server has been through it.
                 self._check(target, case)
+
+    def _cases(self, path: str, repeat: int) -> Iterator[_Case]:
+        vocabulary = ModelShape.from_directory(self.model).vocabulary
+        clients = [load.clients for load in self.loads if isinstance(load, ClosedLoop)]
+        wires = {wire.of_stock for wire in self.wires} if path == STOCK else self.wires
+        for shape in self.shapes:
+            requests = draw_requests(shape, vocabulary, max([_POOL, *clients]), self.seed)
+            for wire in wires:
+                yield _Case(path, repeat, shape, wire, self._pool(wire, requests))
 
     def _measure_load(self, target: Target, case: _Case, load: Load) -> None:
         packed_before = scheduled_requests(target.http)
@@ -122,11 +124,6 @@ class GeneratorRun:
             how = (case.pool, load.clients, self.seconds)
             return None, h2load.closed_loop(port, GRPC_METHOD, *how)
         return None, wrk.closed_loop(port, case.pool, load.clients, self.seconds)
-
-    def _requests(self, shape: Shape) -> list[ScoreRequest]:
-        vocabulary = ModelShape.from_directory(self.model).vocabulary
-        clients = [load.clients for load in self.loads if isinstance(load, ClosedLoop)]
-        return draw_requests(shape, vocabulary, max(_POOL, *clients), self.seed)
 
     def _pool(self, wire: Wire, requests: Sequence[ScoreRequest]) -> list[bytes]:
         if wire is Wire.GRPC:
