@@ -29,8 +29,6 @@ from bench.status import scheduled_requests
 from bench.workloads import (
     LABEL_IDS,
     ClosedLoop,
-    Load,
-    OpenLoop,
     ScoreRequest,
     Shape,
     draw_requests,
@@ -57,7 +55,7 @@ class GeneratorRun:
 
     Attributes:
         model: its directory, named after the preset.
-        loads: as `closed_first` orders them.
+        clients: numbers of clients of the closed loops.
         seconds: length of each measurement.
         front_ends: processes that serve gRPC.
     """
@@ -65,13 +63,11 @@ class GeneratorRun:
     model: Path
     shapes: Sequence[Shape]
     wires: Sequence[Wire]
-    loads: Sequence[Load]
+    clients: Sequence[int]
     seconds: float
     front_ends: int
-    seed: int = 0
     gate: ScoreGate = field(default_factory=lambda: ScoreGate("float32"))
     results: list[Result] = field(default_factory=list)
-    _stock_rates: dict[tuple[Shape, Wire], float] = field(default_factory=dict)
 
     def measure(self, path: str, repeat: int) -> None:
         """Start a server and measure everything on it.
@@ -87,43 +83,29 @@ class GeneratorRun:
         with running(self.model, flags, log, self.front_ends if attached else 0) as target:
             for case in self._cases(path, repeat):
                 self._check(target, case)
-                for each in self.loads:
-                    self._measure_load(target, case, each)
+                for each in self.clients:
+                    self._measure(target, case, each)
                 # Once more behind the load, when the server has been through it.
                 self._check(target, case)
 
     def _cases(self, path: str, repeat: int) -> Iterator[_Case]:
         vocabulary = ModelShape.from_directory(self.model).vocabulary
-        clients = [load.clients for load in self.loads if isinstance(load, ClosedLoop)]
         wires = {wire.of_stock for wire in self.wires} if path == STOCK else self.wires
         for shape in self.shapes:
-            requests = draw_requests(shape, vocabulary, max([_POOL, *clients]), self.seed)
+            requests = draw_requests(shape, vocabulary, max(_POOL, *self.clients), seed=0)
             for wire in wires:
                 yield _Case(path, repeat, shape, wire, self._pool(wire, requests))
 
-    def _measure_load(self, target: Target, case: _Case, load: Load) -> None:
-        packed_before = scheduled_requests(target.http)
-        rate, seen = self._loaded(target.port(case.wire), case, load)
+    def _measure(self, target: Target, case: _Case, clients: int) -> None:
+        packed_before, port = scheduled_requests(target.http), target.port(case.wire)
+        if case.wire is Wire.GRPC:
+            seen = h2load.closed_loop(port, GRPC_METHOD, case.pool, clients, self.seconds)
+        else:
+            seen = wrk.closed_loop(port, case.pool, clients, self.seconds)
         share = (scheduled_requests(target.http) - packed_before) / seen.sent
         if case.path == EXTENSION and share < 1:
             raise LoadError(f"{case.wire}: only {share:.0%} of the requests were packed")
-        if case.path == STOCK and case.repeat == 0 and isinstance(load, ClosedLoop):
-            self._stock_rates[case.shape, case.wire] = seen.requests_per_s
-        self._keep(case, load, rate, min(share, 1.0), seen)
-
-    def _loaded(self, port: int, case: _Case, load: Load) -> tuple[float | None, Measurement]:
-        """Put a load on a server with the tool for its wire.
-
-        Returns:
-            Requests per second of an open loop, None for a closed one; and what the tool saw.
-        """
-        if isinstance(load, OpenLoop):
-            rate = load.requests_per_s(self._stock_rates.get((case.shape, case.wire.of_stock), 0.0))
-            return rate, wrk.open_loop(port, case.pool, rate, self.seconds, self.seed)
-        if case.wire is Wire.GRPC:
-            how = (case.pool, load.clients, self.seconds)
-            return None, h2load.closed_loop(port, GRPC_METHOD, *how)
-        return None, wrk.closed_loop(port, case.pool, load.clients, self.seconds)
+        self._keep(case, ClosedLoop(clients), min(share, 1.0), seen)
 
     def _pool(self, wire: Wire, requests: Sequence[ScoreRequest]) -> list[bytes]:
         if wire is Wire.GRPC:
@@ -139,9 +121,7 @@ class GeneratorRun:
         asked = f"{case.shape} {case.wire.of_stock}"
         self.gate.hold(case.path, f"{case.shape} {case.wire}", asked, answers)
 
-    def _keep(
-        self, case: _Case, load: Load, rate: float | None, packed_share: float, seen: Measurement
-    ) -> None:
+    def _keep(self, case: _Case, load: ClosedLoop, packed_share: float, seen: Measurement) -> None:
         """Record what was seen, of stock for every way that is compared with it."""
         sizes = ModelShape.from_directory(self.model)
         result = result_of(
@@ -153,7 +133,6 @@ class GeneratorRun:
             repeat=case.repeat,
             items=case.shape.items,
             packed_share=packed_share,
-            rate_per_s=rate,
             operation_ratio=operation_ratio(sizes, case.shape, len(LABEL_IDS)),
         )
         compared = [each for each in self.wires if each.of_stock is case.wire]

@@ -43,14 +43,6 @@ def test_what_wrk_saw_becomes_a_measurement(said: Path) -> None:
     assert arguments[-1] == "/v1/score"
 
 
-def test_connections_of_an_open_loop_wait(said: Path) -> None:
-    said.write_text(json.dumps({**SUMMARY, "latencies": LATENCIES}))
-    wrk.open_loop(1234, POOL, requests_per_s=50, seconds=1, seed=7)
-    arguments, _ = json.loads((said.parent / "asked").read_text())
-    assert "-c400" in arguments
-    assert arguments[-3:] == ["/v1/score", "8000", "7"]  # 400 / 50 s
-
-
 @pytest.mark.parametrize("change", [{"errors": 1}, {"requests": 0}])
 def test_errors_and_silence_end_the_run(said: Path, change: dict[str, Any]) -> None:
     said.write_text(json.dumps({**SUMMARY, "latencies": LATENCIES, **change}))
