@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from bench.command import Bench
-from bench.cores import SINGLE_THREADED, Awake, kept_awake
+from bench.cores import SINGLE_THREADED
 from bench.decisions.kinds import KINDS, case_of, compare_numbers
 from bench.options import Alternations, Clients, Preset, Seconds
 from bench.score.plan import QUIET_ARGS, Plan
@@ -29,10 +29,6 @@ def main(
     clients: Clients = None,
     seconds: Seconds = 6.0,
     alternations: Alternations = 2,
-    awake: Awake = False,
-    apart: Annotated[
-        bool, typer.Option("--apart", help="Only schedulers run on the first core.")
-    ] = False,
     side_by_side: Annotated[
         bool,
         typer.Option("--side-by-side", help="Start each server once, and load them in turn."),
@@ -52,10 +48,9 @@ def main(
         args_of_both=(*KINDS[kind].flags, *QUIET_ARGS),
         env_of_both=SINGLE_THREADED,
         side_by_side=side_by_side,
-        apart=apart,
         by_wrk=by_wrk,
     )
-    with bench.measured_model(preset) as (model, status), kept_awake(awake):
+    with bench.measured_model(preset) as (model, status):
         run = ModelRun(preset, model, plan, status.update, model.parent)
         run.gate.compare = partial(compare_numbers, KINDS[kind])
         vocabulary = ModelShape.from_directory(model).vocabulary

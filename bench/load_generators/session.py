@@ -26,13 +26,7 @@ from bench.score.plan import EXTENSION, QUIET_ARGS, STOCK, server_flags
 from bench.score.score_gate import ScoreGate
 from bench.score.session import result_of
 from bench.status import scheduled_requests
-from bench.workloads import (
-    LABEL_IDS,
-    ClosedLoop,
-    ScoreRequest,
-    Shape,
-    draw_requests,
-)
+from bench.workloads import LABEL_IDS, ClosedLoop, ScoreRequest, Shape, draw_requests
 from sglang_prefill_ext.sizing.model import ModelShape
 
 _POOL = 64

@@ -4,7 +4,6 @@ recorded routing: ``python -m bench.moe``."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -18,13 +17,6 @@ from bench.moe.shapes import ROW_TIMES, SHAPES
 from bench.options import Name, Seed
 
 TOKENS = [64, 128, 256, 512, 1024, 2304, 4096, 8192, 16384]
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """Host time of choosing blocks, in microseconds per layer of 128 experts."""
-
-    decision_us: float
 
 
 def main(
@@ -45,7 +37,7 @@ def main(
                 outcomes += replay(shape, kind, [*given])
         if kept := recorded(shape.experts, shape.top_k):
             outcomes += replay(shape, "recorded", kept)
-    cost = Cost(round(decision_us(), 2))
+    choosing_us = round(decision_us(), 2)
     for shape in SHAPES:
         bench.console.print(table_of([each for each in outcomes if each.shape == shape.name]))
     for policy in WAYS:
@@ -54,9 +46,9 @@ def main(
             f"{policy}: {sum(regrets) / len(regrets):.2%} above the best block on average, "
             f"{max(regrets):.1%} at most"
         )
-    choosing = f"{cost.decision_us} us a layer (128 experts, 48 layers)"
+    choosing = f"{choosing_us} us a layer (128 experts, 48 layers)"
     bench.console.print(f"choosing takes the host {choosing}")
-    bench.record([*outcomes, cost], row_times=ROW_TIMES, forwards=forwards)
+    bench.record(outcomes, row_times=ROW_TIMES, forwards=forwards, decision_us=choosing_us)
     bench.say_written()
 
 

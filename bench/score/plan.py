@@ -12,14 +12,7 @@ from tokenizers import Tokenizer
 from bench.floor import operation_ratio
 from bench.gate import TOLERANCE
 from bench.http_client import post_bytes
-from bench.workloads import (
-    LABEL_IDS,
-    Load,
-    Shape,
-    closed_first,
-    draw_requests,
-    score_body,
-)
+from bench.workloads import LABEL_IDS, Load, Shape, closed_first, draw_requests, score_body
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.sizing.model import ModelShape
 
@@ -66,7 +59,6 @@ class Plan:
         radix_cache: leave SGLang's prefix cache on in both. Requests repeat after
             `_POOL_REQUESTS`; stock then has whole prompts in its cache.
         side_by_side: start each server once, and pause it while the other is measured.
-        apart: only schedulers run on the first core, which imitates a GPU.
         by_wrk: wrk makes the measured load, so that Python takes no CPU time from it; a short loop
             before it collects the answers that are compared. Only for closed loops.
 
@@ -86,7 +78,6 @@ class Plan:
     env_of_both: Mapping[str, str] = field(default_factory=dict)
     radix_cache: bool = False
     side_by_side: bool = False
-    apart: bool = False
     by_wrk: bool = False
 
     def __post_init__(self) -> None:

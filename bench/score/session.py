@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 
-from bench.cores import scheduler_apart
 from bench.load import (
     Measurement,
     Window,
@@ -59,18 +57,14 @@ class ModelRun(Run[Plan, Result]):
     def _in_turn(self, repeat: int, cases: Sequence[Case]) -> None:
         for path in PATHS:
             self.tell(f"{self.preset}: start {repeat + 1} of {path}")
-            with self._server(path, repeat) as server, self._placed(server):
+            with self._server(path, repeat) as server:
                 self._check_before_timing(path, server.port, cases)
                 for case, load in self._loads(cases):
                     self._measure(path, repeat, server.port, case, load)
 
     def _side_by_side(self, cases: Sequence[Case]) -> None:
         """Start both servers once; measure each while the other is paused, in alternating order."""
-        with (
-            self._server(STOCK, 0) as stock,
-            self._server(EXTENSION, 0) as extension,
-            self._placed(stock, extension),
-        ):
+        with self._server(STOCK, 0) as stock, self._server(EXTENSION, 0) as extension:
             turns = [(STOCK, stock, extension), (EXTENSION, extension, stock)]
             for path, server, _ in turns:
                 self._check_before_timing(path, server.port, cases)
@@ -86,10 +80,6 @@ class ModelRun(Run[Plan, Result]):
         log = self.logs / f"{self.preset}-{path}-{repeat + 1}.log"
         env = {**self.plan.env_of_both, **(self.plan.stock_env if path == STOCK else {})}
         return MeasuredServer(self.model, self.plan.server_args(path), env=env, log_path=log)
-
-    def _placed(self, *servers: MeasuredServer) -> AbstractContextManager[None]:
-        pids = [pid for server in servers for pid in server.pids]
-        return scheduler_apart(pids) if self.plan.apart else nullcontext()
 
     def _check_before_timing(self, path: str, port: int, cases: Sequence[Case]) -> None:
         for case in cases:
