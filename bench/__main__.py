@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shlex
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +13,7 @@ import typer
 
 from bench.command import Bench
 from bench.options import Alternations, Dtype, Flags, Loads, Name, Shapes
-from bench.score.plan import Plan
+from bench.score.plan import Case, Plan, make_cases
 from bench.score.plot import save_plot
 from bench.score.report import Comparison, closed_table, compare_paths, open_table
 from bench.score.session import ModelRun
@@ -82,12 +84,10 @@ def main(
         against = flags
     with bench.no_figures_on_error(), tempfile.TemporaryDirectory(prefix="bench-") as other:
         plan = Plan(
-            shapes=tuple(Shape.parse(each) for each in shapes or SHAPES),
             loads=tuple(parse_load(each) for each in loads or (QUICK_LOADS if quick else LOADS)),
             seconds=seconds or (QUICK_SECONDS if quick else SECONDS),
             alternations=alternations,
             dtype=dtype,
-            text=text,
             extension_args=() if self_check else (*EXTENSION_ARGS, *shlex.split(flags)),
             stock_args=() if against is None else (*EXTENSION_ARGS, *shlex.split(against)),
             args_of_both=tuple(shlex.split(server_flags)),
@@ -96,23 +96,31 @@ def main(
             side_by_side=side_by_side,
         )
         presets = preset or (PRESETS[:1] if quick else PRESETS)
-        runs = measure([] if model else presets, model or [], plan, logs, bench)
+        drawn = [Shape.parse(each) for each in shapes or SHAPES]
+        cases_of = partial(make_cases, shapes=drawn, text=text)
+        runs = measure([] if model else presets, model or [], cases_of, plan, logs, bench)
     show(runs, bench)
     for run in runs:
-        facts = {"dtype": plan.dtype, "text": plan.text, "gate": run.gate.as_dict()}
+        facts = {"dtype": plan.dtype, "text": text, "gate": run.gate.as_dict()}
         bench.record(run.results, **facts)
     save_plot(bench.picture, _compared(runs), bench.title)
     bench.say_written()
 
 
 def measure(
-    presets: list[str], models: list[Path], plan: Plan, logs: Path | None, bench: Bench
+    presets: list[str],
+    models: list[Path],
+    cases_of: Callable[[Path], list[Case]],
+    plan: Plan,
+    logs: Path | None,
+    bench: Bench,
 ) -> list[ModelRun]:
     """Run the plan on each model.
 
     Args:
         presets: models to make in a temporary directory.
         models: directories of existing models.
+        cases_of: prepares the requests for the model in a directory.
         logs: folder for the servers' logs; None: the temporary directory.
     """
     runs = []
@@ -126,7 +134,7 @@ def measure(
                 status.update(f"{model.name}: making the model")
                 make_model(model.name, model)
             run = ModelRun(model.name, model, plan, status.update, logs or Path(directory))
-            run.run()
+            run.run(cases_of(model))
             runs.append(run)
     return runs
 

@@ -37,8 +37,8 @@ class Bench:
     Attributes:
         console: where to print.
         context: date, command, commit and machine; part of every record.
-        title: title of the picture.
-        picture: file of the picture.
+        title: title of the picture, if there is one.
+        picture: its file.
     """
 
     def __init__(
@@ -63,7 +63,8 @@ class Bench:
 
     def say_written(self) -> None:
         """Print the names of the written files."""
-        self.console.print(f"written: {self._files}.jsonl, .png")
+        drawn = ", .png" if self.picture.exists() else ""
+        self.console.print(f"written: {self._files}.jsonl{drawn}")
 
     def show_gate(self, gate: ScoreGate) -> None:
         """Print how far the answers that the gate compared differ."""

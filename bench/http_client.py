@@ -44,11 +44,6 @@ def post_bytes(path: str, body: bytes, *headers: str) -> bytes:
     return "\r\n".join((*lines, "", "")).encode() + body
 
 
-def get_bytes(path: str) -> bytes:
-    """A whole ``GET`` request."""
-    return f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
-
-
 class Connection(asyncio.Protocol):
     """One keep-alive connection with at most one request under way."""
 

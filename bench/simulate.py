@@ -4,39 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
 
 from bench.command import Bench
-from bench.drawing import new_table, picture
+from bench.drawing import new_table
 from bench.options import Name, Seed
 from bench.simulation.cache import CACHE_TOKENS
 from bench.simulation.run import Outcome, simulate
 from bench.simulation.traffic import LENGTHS, CostModel, draw_traffic
-from bench.simulation.variants import ALONE, SHARED, VARIANTS
+from bench.simulation.variants import SHARED, VARIANTS
 
 LOADS = [0.7, 0.95, 1.3]
 SHARES = [0.0, 0.5]
 COST = CostModel()
 
 
-def table_of(outcomes: Sequence[Outcome], shared: float) -> Table:
+def table_of(outcomes: Sequence[Outcome]) -> Table:
     """Return a table with one line per variant and load; the last column compares with fcfs.
 
     Args:
-        shared: share of requests with a shared prefix, see `Traffic`; outcomes with another share
-            are left out.
+        outcomes: all with the same share of requests with a shared prefix.
     """
-    title = f"Mean slowdown, {_described(shared)}"
+    shared = outcomes[0].shared
+    requests = f"{shared:.0%} of the requests with a shared prefix"
+    title = f"Mean slowdown, {requests if shared else 'no shared prefixes'}"
     lengths = [f"{length} tokens" for length in LENGTHS]
     columns = ("load", "variant", "all", *lengths, "per forward", "cached", "bound violated")
     table = new_table(title, *columns, "P99 of the longest, ms (of fcfs)", left=["variant"])
-    own = [each for each in outcomes if each.shared == shared]
-    fcfs = {each.load: each.longest_p99_ms for each in own if each.variant == SHARED.name}
-    for each in own:
+    fcfs = {each.load: each.longest_p99_ms for each in outcomes if each.variant == SHARED.name}
+    for each in outcomes:
         table.add_row(
             f"{each.load:.2f}",
             each.variant,
@@ -49,44 +48,6 @@ def table_of(outcomes: Sequence[Outcome], shared: float) -> Table:
             end_section=each.variant == VARIANTS[-1].name,
         )
     return table
-
-
-def save_plot(path: Path, outcomes: Sequence[Outcome]) -> None:
-    """Write a PNG: a row per kind of traffic, a panel per load; nearer to the origin is better.
-
-    The variant in which no requests share a forward is left out: its points would be far outside.
-    """
-    shares, loads = (
-        list(dict.fromkeys(getattr(each, name) for each in outcomes)) for name in ("shared", "load")
-    )
-    layout = (len(shares), len(loads))
-    size = (4 * len(loads), 4 * len(shares))
-    with picture(path, *layout, figsize=size, squeeze=False) as rows:
-        for panels, shared in zip(rows, shares, strict=True):
-            for panel, load in zip(panels, loads, strict=True):
-                own = [each for each in outcomes if (each.shared, each.load) == (shared, load)]
-                _trade_off(panel, [each for each in own if each.variant != ALONE.name])
-                panel.set_title(f"load {load:g}, {_described(shared)}", fontsize=8)
-        rows[0, 0].legend(fontsize=7)
-
-
-def _trade_off(panel: Any, outcomes: Sequence[Outcome]) -> None:
-    srpt = [each for each in outcomes if each.variant.startswith("srpt")]
-    panel.plot(*_places(srpt), color="lightgrey", zorder=0)
-    markers = "sD^ooooX"
-    for each, marker in zip(outcomes, markers, strict=True):
-        panel.plot(*_places([each]), marker, label=each.variant, markersize=6, alpha=0.8)
-    panel.set(xlabel="mean slowdown", ylabel=f"P99 of {LENGTHS[-1]} tokens, ms")
-
-
-def _places(outcomes: Sequence[Outcome]) -> tuple[list[float], list[float]]:
-    return [each.mean_slowdown for each in outcomes], [each.longest_p99_ms for each in outcomes]
-
-
-def _described(shared: float) -> str:
-    if not shared:
-        return "no shared prefixes"
-    return f"{shared:.0%} of the requests with a shared prefix"
 
 
 def main(
@@ -111,15 +72,13 @@ def main(
     cost = CostModel(launch_ms, ms_per_token, ms_per_row)
     bench = Bench("bench.simulate", name, simulated=True)
     settings = {"cost": asdict(cost), "requests": requests, "seed": seed, "cache": CACHE_TOKENS}
-    shares = list(dict.fromkeys(shared or SHARES))
-    outcomes = []
-    for share in shares:
+    for share in dict.fromkeys(shared or SHARES):
+        outcomes = []
         for each in load or LOADS:
             traffic = draw_traffic(each, requests, cost, seed, share)
             outcomes += [simulate(variant, traffic, cost) for variant in VARIANTS]
-        bench.console.print(table_of(outcomes, share))
-    bench.record(outcomes, **settings)
-    save_plot(bench.picture, outcomes)
+        bench.console.print(table_of(outcomes))
+        bench.record(outcomes, **settings)
     bench.say_written()
 
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
 from bench.command import Bench
-from bench.drawing import new_table, picture
+from bench.drawing import new_table
 from bench.options import Name, Seed
 from bench.simulation.decode_run import (
     REGIMES,
-    STOCK,
     VARIANTS,
     DecodeOutcome,
     simulate_decode,
@@ -24,7 +22,7 @@ from bench.simulation.decode_run import (
 from bench.simulation.decode_traffic import DecodeCost, draw_decode_traffic
 
 LOADS = [0.7, 0.95, 1.3]
-_PANELS = {
+_FIGURES = {
     "normalised_ms": "normalised latency",
     "normalised_p99_ms": "P99 of it",
     "mean_slowdown": "mean slowdown",
@@ -36,7 +34,7 @@ _PANELS = {
 
 def table_of(outcomes: Sequence[DecodeOutcome]) -> Table:
     """Return a table with one line per regime, load and variant; times in ms."""
-    words, numbers = ("scarce", "variant"), ("load", "batch", "recomputed", *_PANELS.values())
+    words, numbers = ("scarce", "variant"), ("load", "batch", "recomputed", *_FIGURES.values())
     table = new_table("Generations", *words, *numbers, "tokens/s", left=words)
     for each in outcomes:
         table.add_row(
@@ -45,32 +43,11 @@ def table_of(outcomes: Sequence[DecodeOutcome]) -> Table:
             f"{each.load:.2f}",
             f"{each.mean_batch:.1f}",
             f"{each.recomputed:.0%}",
-            *(f"{getattr(each, name):,.1f}" for name in _PANELS),
+            *(f"{getattr(each, name):,.1f}" for name in _FIGURES),
             f"{each.tokens_per_s:,.0f}",
             end_section=each.variant == VARIANTS[-1].name,
         )
     return table
-
-
-def save_plot(path: Path, outcomes: Sequence[DecodeOutcome]) -> None:
-    """Write a PNG: every figure divided by stock's; below 1 is better."""
-    stock = {(each.regime, each.load): each for each in outcomes if each.variant == STOCK.name}
-    places = {key: number for number, key in enumerate(reversed(stock))}
-    with picture(path, 2, len(_PANELS) // 2, figsize=(11, 7), sharey=True) as panels:
-        for panel, (name, title) in zip(panels.flat, _PANELS.items(), strict=True):
-            for variant, marker in zip(VARIANTS[1:], "os", strict=True):
-                own = [each for each in outcomes if each.variant == variant.name]
-                ratios = [
-                    getattr(each, name) / getattr(stock[each.regime, each.load], name)
-                    for each in own
-                ]
-                rows = [places[each.regime, each.load] for each in own]
-                panel.plot(ratios, rows, marker, label=variant.name, alpha=0.8)
-            panel.axvline(1.0, color="black", linewidth=0.8, linestyle="--")
-            panel.set(xscale="log", xlabel=f"{title}, over stock's")
-        labels = [f"{regime} scarce, load {load:g}" for regime, load in places]
-        panels[0, 0].set_yticks(list(places.values()), labels)
-        panels[0, 0].legend(fontsize=7)
 
 
 def main(
@@ -92,7 +69,6 @@ def main(
             outcomes += [simulate_decode(variant, regime, traffic, cost) for variant in VARIANTS]
     bench.console.print(table_of(outcomes))
     bench.record(outcomes, **settings)
-    save_plot(bench.picture, outcomes)
     bench.say_written()
 
 

@@ -8,9 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from bench.http_client import Connection, connect, get_bytes
-
-_STATUS_PATH = "/prefill_only/status"
+from bench.http_client import LoadError
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,7 @@ def status_page(port: int) -> dict[str, Any] | None:
     """The status page of a server's packed path; None for stock, which has no such page."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30.0)
     try:
-        connection.request("GET", _STATUS_PATH)
+        connection.request("GET", "/prefill_only/status")
         response = connection.getresponse()
         if response.status != http.HTTPStatus.OK:
             return None
@@ -58,6 +56,23 @@ def status_page(port: int) -> dict[str, Any] | None:
         return status
     finally:
         connection.close()
+
+
+def extension_page(port: int) -> dict[str, Any]:
+    """The status page of the extension's server.
+
+    Raises:
+        LoadError: the server has none.
+    """
+    status = status_page(port)
+    if status is None:
+        raise LoadError("the server has no status page")
+    return status
+
+
+def packed_counters(port: int) -> PackedCounters:
+    """The counters of the extension's server; the errors are those of `extension_page`."""
+    return PackedCounters.from_status(extension_page(port))
 
 
 def requests_by_path(port: int) -> Counter[str]:
@@ -94,18 +109,3 @@ def pool_totals(status: dict[str, Any]) -> list[dict[str, int]]:
         }
         for memory in (each["memory"] for each in status["schedulers"])
     ]
-
-
-async def packed_counters(port: int) -> PackedCounters:
-    """Read the counters of the extension's server.
-
-    Raises:
-        LoadError: the server does not answer, or it is a stock server without a status page.
-    """
-    connection = await connect(port, Connection)
-    try:
-        return PackedCounters.from_status(
-            json.loads(await connection.send(get_bytes(_STATUS_PATH)))
-        )
-    finally:
-        connection.close()

@@ -12,6 +12,8 @@ import numpy as np
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.sizing.shape import Shape as Shape
 
+USUAL_SHAPE = Shape(60, 2, 50)
+
 LABEL_IDS = (1001, 1002)
 """Label tokens of every request; two, as for a yes/no question."""
 

@@ -10,11 +10,10 @@ import psutil
 from bench.cores import SINGLE_THREADED, cpu_seconds
 from bench.http_client import post_bytes
 from bench.load import Window, closed_loop, run_loop
-from bench.score.plan import BEST_STOCK_ARGS, EXTENSION, QUIET_ARGS
+from bench.score.plan import EXTENSION, QUIET_ARGS, server_flags
 from bench.server import MeasuredServer
 from bench.status import packed_counters
 
-_ARGS = ("--dtype", "float32", *QUIET_ARGS, *BEST_STOCK_ARGS)
 _WARM_UP = Window(seconds=0.5, min_requests=20)
 _ROLES = ("scheduler", "detokenizer")
 
@@ -36,7 +35,7 @@ class Cost:
 
 def measure(model: Path, path: str, pools: list[list[bytes]], seconds: float) -> list[Cost]:
     """Start a server and send it the bodies of each pool, one request at a time."""
-    flags = [*_ARGS, "--enable-prefill-only"] if path == EXTENSION else [*_ARGS]
+    flags = [*QUIET_ARGS, *server_flags(path)]
     log = model.parent / f"{path}.log"
     with MeasuredServer(model, flags, env=SINGLE_THREADED, log_path=log) as server:
         return [_cost(server, path, pool, seconds) for pool in pools]
@@ -46,13 +45,13 @@ def _cost(server: MeasuredServer, path: str, bodies: list[bytes], seconds: float
     pool = [post_bytes("/v1/score", body) for body in bodies]
     run_loop(closed_loop(server.port, pool, 1, _WARM_UP))
     counts = path == EXTENSION
-    busy = run_loop(packed_counters(server.port)).busy_s if counts else 0.0
+    busy = packed_counters(server.port).busy_s if counts else 0.0
     before = _cpu_s(server)
     seen = run_loop(closed_loop(server.port, pool, 1, Window(seconds, min_requests=20)))
     used = {role: spent - before.get(role, 0.0) for role, spent in _cpu_s(server).items()}
     forward = None
     if counts:
-        busy = run_loop(packed_counters(server.port)).busy_s - busy
+        busy = packed_counters(server.port).busy_s - busy
         forward = busy / seen.sent * 1e6
     cpu = {role: spent / seen.sent * 1e6 for role, spent in used.items()}
     return Cost(seen.percentile_ms(50) * 1e3, cpu, forward)

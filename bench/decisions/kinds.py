@@ -9,6 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from bench.gate import Agreement, largest_logprob_difference
+from bench.http_client import post_bytes
+from bench.score.plan import GATE_REQUESTS, Case
+
 _POOL_REQUESTS = 256
 _FIRST_ID = 16  # the ids below may be special tokens
 
@@ -18,11 +22,12 @@ class Prompts:
     """The prompts of one request: all begin with the same tokens, and each has an own ending.
 
     Attributes:
+        items: number of prompts.
         shared: number of tokens that all prompts share.
         shortest, longest: limits of an ending's length, in tokens.
     """
 
-    count: int
+    items: int
     shared: int
     shortest: int
     longest: int
@@ -31,9 +36,9 @@ class Prompts:
         ends = str(self.longest)
         if self.shortest != self.longest:
             ends = f"{self.shortest}-{self.longest}"
-        return f"{self.shared}+{ends}x{self.count}"
+        return f"{self.shared}+{ends}x{self.items}"
 
-    def draw(self, vocabulary: int, seed: int) -> list[list[list[int]]]:
+    def draw(self, vocabulary: int, seed: int = 0) -> list[list[list[int]]]:
         """Draw the prompts of distinct requests from random ids; all lengths are equally likely."""
         rng = np.random.default_rng(seed)
 
@@ -44,7 +49,7 @@ class Prompts:
         requests = []
         for _ in range(_POOL_REQUESTS):
             beginning = ids(self.shared)
-            lengths = rng.integers(self.shortest, self.longest + 1, self.count)
+            lengths = rng.integers(self.shortest, self.longest + 1, self.items)
             requests.append([beginning + ids(length) for length in lengths])
         return requests
 
@@ -56,7 +61,7 @@ class Kind:
     Attributes:
         path: path of the route.
         flags: flags of both servers.
-        prompts: default prompts of a request.
+        prompts: the prompts of a request.
         body: makes the body of a request from its prompts and the number of shared tokens.
         numbers: takes the numbers out of an answer, in a fixed order.
         counts_prompts: whether the server counts prompts, because SGLang makes each a request.
@@ -128,3 +133,23 @@ KINDS: Mapping[str, Kind] = {
 def numbers_of(kind: Kind, body: bytes) -> np.ndarray:
     """Return the numbers in the body of an answer."""
     return np.array(kind.numbers(json.loads(body)), dtype=np.float64)
+
+
+def compare_numbers(
+    kind: Kind, stock: Mapping[int, bytes], extension: Mapping[int, bytes], tolerance: float
+) -> Agreement:
+    """As `gate.compare`, of numbers that are compared as log-probabilities; a row is an answer."""
+    differences = [0.0]
+    for number in stock.keys() & extension.keys():
+        theirs, ours = (numbers_of(kind, each[number]) for each in (stock, extension))
+        differences.append(largest_logprob_difference(theirs, ours, tolerance))
+    return Agreement(len(differences) - 1, 0.0, float(np.max(differences)), 0, tolerance)
+
+
+def case_of(kind: Kind, vocabulary: int) -> Case:
+    """Prepare the requests of a kind."""
+    prompts = kind.prompts
+    bodies = [kind.body(each, prompts.shared) for each in prompts.draw(vocabulary)]
+    pool = [post_bytes(kind.path, json.dumps(body).encode()) for body in bodies]
+    counted = prompts.items if kind.counts_prompts else 1
+    return Case(prompts, 1.0, pool[GATE_REQUESTS:], pool[:GATE_REQUESTS], counted)

@@ -10,10 +10,9 @@ import typer
 
 from bench.command import Bench
 from bench.decode.plan import DecodePlan
-from bench.decode.report import findings, findings_table, phase_table, save_decode_plot
+from bench.decode.report import findings, findings_table, phase_table
 from bench.decode.session import DecodeRun
-from bench.options import Alternations, Dtype, Flags, Name, Preset, Seconds, Seed, ShapeText
-from bench.workloads import Shape
+from bench.options import Alternations, Dtype, Flags, Name, Preset, Seconds
 from sglang_prefill_ext.config import PrefillOnlyConfig
 
 DECODE_SLOWDOWN = PrefillOnlyConfig().decode_slowdown
@@ -21,21 +20,6 @@ DECODE_SLOWDOWN = PrefillOnlyConfig().decode_slowdown
 
 def main(
     preset: Preset = "tiny",
-    clients: Annotated[int, typer.Option(min=1, help="Clients that generate.")] = 4,
-    prompt_tokens: Annotated[
-        int, typer.Option(min=1, help="Prompt tokens of each generation.")
-    ] = 128,
-    new_tokens: Annotated[int, typer.Option(min=2, help="New tokens of each generation.")] = 32,
-    shape: ShapeText = "60+2x50",
-    share: Annotated[
-        float,
-        typer.Option(
-            min=0.01, help="Rate of the open loop, as a share of stock's rate without generations."
-        ),
-    ] = 0.5,
-    score_clients: Annotated[
-        int, typer.Option(min=1, help="Clients of the closed loops of scoring.")
-    ] = 4,
     seconds: Seconds = 20.0,
     alternations: Alternations = 2,
     decode_slowdown: Annotated[
@@ -44,26 +28,17 @@ def main(
     ] = DECODE_SLOWDOWN,
     dtype: Dtype = "float32",
     flags: Flags = "",
-    seed: Seed = 0,
     name: Name = "decode",
 ) -> None:
     """Measure how packed load slows generations down, on stock and extension in turn."""
     bench = Bench("bench.decode", name)
-    with bench.no_figures_on_error():
-        plan = DecodePlan(
-            shape=Shape.parse(shape),
-            clients=clients,
-            prompt_tokens=prompt_tokens,
-            new_tokens=new_tokens,
-            share=share,
-            score_clients=score_clients,
-            seconds=seconds,
-            alternations=alternations,
-            decode_slowdown=decode_slowdown,
-            dtype=dtype,
-            extension_args=tuple(shlex.split(flags)),
-            seed=seed,
-        )
+    plan = DecodePlan(
+        seconds=seconds,
+        alternations=alternations,
+        decode_slowdown=decode_slowdown,
+        dtype=dtype,
+        extension_args=tuple(shlex.split(flags)),
+    )
     with bench.measured_model(preset) as (model, status):
         run = DecodeRun(preset, model, plan, status.update)
         run.run()
@@ -73,7 +48,6 @@ def main(
     bench.console.print(f"gate green: {run.equal_generations} generations equal")
     gate = run.gate.as_dict() | {"equal_generations": {"count": run.equal_generations}}
     bench.record(run.results, plan=asdict(plan), gate=gate)
-    save_decode_plot(bench.picture, run.results, bench.title)
     bench.say_written()
 
 

@@ -133,7 +133,7 @@ async def run_phase(
                 generated.set()
 
     async def read_counters() -> PackedCounters | None:
-        return await packed_counters(port) if is_extension else None
+        return await asyncio.to_thread(packed_counters, port) if is_extension else None
 
     try:
         async with asyncio.TaskGroup() as tasks:

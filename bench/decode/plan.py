@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bench.score.plan import BEST_STOCK_ARGS, EXTENSION
-from bench.workloads import Shape
+from bench.decode.stream import DecodeFigures
+from bench.score.plan import EXTENSION
+from bench.workloads import USUAL_SHAPE, Shape
 
 ALONE, OPEN, SATURATED = "alone", "open loop", "saturated"
 """Phases: generation alone, beside an open loop of scoring, beside a saturating closed loop."""
@@ -16,49 +17,39 @@ class DecodePlan:
     """What to run.
 
     Attributes:
+        seconds: length of each phase, without its warm-up.
+        alternations: how often each of the two servers is started, in turn.
+        decode_slowdown: the value of ``--prefill-only-decode-slowdown``: by at most this factor,
+            the extension promises, does packed load lengthen the time between tokens.
         shape: of scoring requests.
         clients: number of clients that generate.
         prompt_tokens, new_tokens: lengths of each generation.
         share: rate of the open loop, as a share of the rate that stock reaches in a closed loop of
             scoring without generations.
         score_clients: clients of the closed loops of scoring.
-        seconds: length of each phase, without its warm-up.
-        alternations: how often each of the two servers is started, in turn.
-        decode_slowdown: the value of ``--prefill-only-decode-slowdown``: by at most this factor,
-            the extension promises, does packed load lengthen the time between tokens.
         dtype: of the model in both servers; decides the gate's tolerance.
         extension_args: further flags of the extension's server.
-        seed: of prompts, requests and arrivals.
     """
 
-    shape: Shape
-    clients: int
-    prompt_tokens: int
-    new_tokens: int
-    share: float
-    score_clients: int
     seconds: float
     alternations: int
     decode_slowdown: int
+    shape: Shape = USUAL_SHAPE
+    clients: int = 4
+    prompt_tokens: int = 128
+    new_tokens: int = 32
+    share: float = 0.5
+    score_clients: int = 4
     dtype: str = "float32"
     extension_args: tuple[str, ...] = ()
-    seed: int = 0
-
-    def server_args(self, path: str) -> list[str]:
-        """Flags of the stock or the extension server, beyond the launcher's own."""
-        args = ["--dtype", self.dtype, *BEST_STOCK_ARGS]
-        if path != EXTENSION:
-            return args
-        slowdown = ("--prefill-only-decode-slowdown", str(self.decode_slowdown))
-        return [*args, "--enable-prefill-only", *self.extension_args, *slowdown]
 
     def phases(self, path: str) -> tuple[str, ...]:
         """The phases in the order in which they run on a server."""
         return (ALONE, OPEN, SATURATED) if path == EXTENSION else (ALONE, OPEN)
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeResult:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeResult(DecodeFigures):
     """One phase on one server.
 
     Attributes:
@@ -68,9 +59,6 @@ class DecodeResult:
         phase: `ALONE`, `OPEN` or `SATURATED`.
         clients: number of clients that generate.
         seconds: length of the measurement.
-        tokens_per_s: generated tokens per second of all clients together.
-        ms_per_token: mean time per output token of a client after its first token.
-        gap_p50_ms, gap_p99_ms: time between two events of a stream.
         offered_per_s: offered scoring requests per second in the open loop; None in other phases.
         items_per_s: scored items per second meanwhile.
         packed_share: share of the time in which packed forwards ran; None for stock.
@@ -83,10 +71,6 @@ class DecodeResult:
     phase: str
     clients: int
     seconds: float
-    tokens_per_s: float
-    ms_per_token: float
-    gap_p50_ms: float
-    gap_p99_ms: float
     offered_per_s: float | None
     items_per_s: float
     packed_share: float | None

@@ -1,17 +1,15 @@
-"""Tables of phases and ratios, and a picture, of generations beside packed load."""
+"""Tables of phases and ratios of generations beside packed load."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-import numpy as np
 from rich.table import Table
 
 from bench.decode.plan import ALONE, OPEN, SATURATED, DecodeResult
-from bench.drawing import new_table, picture
+from bench.drawing import new_table
 from bench.score.plan import EXTENSION, PATHS, STOCK
 
 LEAST_ALONE = 0.97
@@ -120,27 +118,6 @@ def phase_table(results: Sequence[DecodeResult]) -> Table:
             "-" if share is None else f"{_median(own, 'packed_share'):.0%}",
         )
     return table
-
-
-def save_decode_plot(path: Path, results: Sequence[DecodeResult], title: str) -> None:
-    """Write a PNG: tokens per second, and the gaps between tokens, of every phase and server."""
-    cells = _cells(results)
-    rows = np.arange(len(cells))
-    labels = [f"{phase}, {server}" for phase, server in cells]
-    with picture(path, 1, 2, title=title, figsize=(11, 4)) as (left, right):
-        for panel, names, label in (
-            (left, ("tokens_per_s",), "generated tokens per second"),
-            (right, ("gap_p50_ms", "gap_p99_ms"), "gap between tokens, P50 and P99, ms"),
-        ):
-            height = 0.8 / len(names)
-            for place, name in enumerate(names):
-                values = [_median(_of(results, server, phase), name) for phase, server in cells]
-                bars = panel.barh(rows + place * height, values, height)
-                panel.bar_label(bars, fmt="%.1f", padding=3, fontsize=8)
-            panel.set_yticks(rows + 0.4 - height / 2, labels, fontsize=8)
-            panel.set_xlabel(label)
-            panel.invert_yaxis()
-            panel.margins(x=0.12)
 
 
 def _cells(results: Sequence[DecodeResult]) -> list[tuple[str, str]]:

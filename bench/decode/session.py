@@ -21,7 +21,7 @@ from bench.gate import GateError
 from bench.http_client import post_bytes
 from bench.load import Window, ask_each, closed_loop, open_loop, poisson_arrivals, run_loop
 from bench.run import Run
-from bench.score.plan import EXTENSION, PATHS, STOCK, Case, make_cases
+from bench.score.plan import EXTENSION, PATHS, STOCK, Case, make_cases, server_flags
 from bench.server import MeasuredServer
 from bench.workloads import Shape, draw_requests, generate_body
 from sglang_prefill_ext.sizing.model import ModelShape
@@ -40,8 +40,8 @@ class DecodeCase:
 def make_decode_case(model: Path, plan: DecodePlan) -> DecodeCase:
     """Prepare the requests for the model in a directory."""
     vocabulary = ModelShape.from_directory(model).vocabulary
-    prompts = draw_requests(Shape(plan.prompt_tokens, 0, 1), vocabulary, _PROMPTS, plan.seed)
-    (scoring,) = make_cases(model, [plan.shape], seed=plan.seed)
+    prompts = draw_requests(Shape(plan.prompt_tokens, 0, 1), vocabulary, _PROMPTS, seed=0)
+    (scoring,) = make_cases(model, [plan.shape])
     return DecodeCase(
         [post_bytes("/generate", generate_body(each.query, plan.new_tokens)) for each in prompts],
         scoring,
@@ -70,11 +70,13 @@ class DecodeRun(Run[DecodePlan, DecodeResult]):
             ServerStartError: a server did not start.
         """
         case = make_decode_case(self.model, self.plan)
+        slowdown = ("--prefill-only-decode-slowdown", str(self.plan.decode_slowdown))
+        own = (*self.plan.extension_args, *slowdown)
         for repeat in range(self.plan.alternations):
             for path in PATHS:
                 self.tell(f"{self.preset}: start {repeat + 1} of {path}")
                 log = self.model.parent / f"{self.preset}-{path}.log"
-                args = self.plan.server_args(path)
+                args = server_flags(path, *own, dtype=self.plan.dtype)
                 with (
                     MeasuredServer(self.model, args, env=SINGLE_THREADED, log_path=log) as server,
                     scheduler_apart(server.pids),
@@ -106,7 +108,7 @@ class DecodeRun(Run[DecodePlan, DecodeResult]):
             scoring = closed_loop(port, case.scoring.pool, self.plan.score_clients, throughout)
         elif rate is not None:
             window = Window(WARM_UP_S + self.plan.seconds + SCORING_MARGIN_S, 1)
-            arrivals = poisson_arrivals(rate, window, self.plan.seed)
+            arrivals = poisson_arrivals(rate, window, seed=0)
             scoring = open_loop(port, case.scoring.pool, arrivals)
         phase = run_loop(
             run_phase(

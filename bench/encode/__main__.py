@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.command import Bench
-from bench.drawing import new_table, picture
+from bench.drawing import new_table
 from bench.encode.run import EncodeResult, compare_strings, count_joined_mismatches, measure
-from bench.encode.ways import draw_texts, encoder_ways, served_ways, stock_ways
+from bench.encode.ways import SERVED, draw_texts, encoder_ways, stock_ways
 from bench.gate import GateError
 from bench.options import Name, Seed
 from bench.workloads import Shape
@@ -67,7 +67,9 @@ def main(
         facts = {"ready_s": round(time.perf_counter() - start, 2), "tokenizer": served.status()}
         added = list(loaded.get_added_vocab())
         facts["strings"] = _checked_strings(plain, served, added, strings, seed)
-        ways = stock_ways(loaded) | _library_ways(json, bench.console) | served_ways(serving)
+        ways = stock_ways(loaded) | _library_ways(json, bench.console)
+        # Another one than has met the strings, because libraries cache words.
+        ways[SERVED] = partial(serving().encode_joined, item_first=False)
         label = str(tokenizer or f"made, {_MADE} tokens")
         results: list[EncodeResult] = []
         for each in map(Shape.parse, shape or SHAPES):
@@ -75,7 +77,6 @@ def main(
     bench.console.print(_table(results))
     bench.console.print(f"strings compared: {facts['strings']}; ready in {facts['ready_s']} s")
     bench.record(results, **facts)
-    _save_plot(bench.picture, results, bench.title)
     bench.say_written()
 
 
@@ -147,22 +148,6 @@ def _table(results: Sequence[EncodeResult]) -> Table:
         counted = f"{each.mismatches} of {each.compared}"
         table.add_row(each.shape, each.way, f"{each.us_per_text:.2f}", *ratios, counted)
     return table
-
-
-def _save_plot(path: Path, results: Sequence[EncodeResult], title: str) -> None:
-    """Write a PNG: one panel per shape, one bar per way; shorter is better."""
-    shapes = list(dict.fromkeys(each.shape for each in results))
-    size = (5 * len(shapes), 4)
-    how: dict[str, Any] = {"figsize": size, "squeeze": False, "sharey": True}
-    with picture(path, 1, len(shapes), title=title, **how) as panels:
-        for panel, shape in zip(panels[0], shapes, strict=True):
-            own = [each for each in results if each.shape == shape]
-            bars = panel.barh([each.way for each in own], [each.us_per_text for each in own])
-            panel.bar_label(bars, [f"{each.ratio:.1f}×" for each in own], fontsize=7, padding=2)
-            panel.set(xscale="log", xlabel="µs per text", title=f"{shape} words")
-            panel.set_xlim(1, 3 * max(each.us_per_text for each in own))
-            panel.tick_params(labelsize=7)
-        panels[0][0].invert_yaxis()  # inverts all panels, because they share the axis
 
 
 if __name__ == "__main__":

@@ -10,29 +10,22 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from bench.workloads import Shape
-from sglang_prefill_ext.frontend.pack import pack_flat, pack_token_ids
 from sglang_prefill_ext.modelmaker import corpus
 from sglang_prefill_ext.texts.frame import with_ids
 from sglang_prefill_ext.texts.libraries import Encoder, flat
 from sglang_prefill_ext.texts.splice import Splice
-from sglang_prefill_ext.texts.text_encoder import TextEncoder
-from sglang_prefill_ext.wire.arrays import NO_INTS, FlatRows, int_array
-from sglang_prefill_ext.wire.packed import PackedRows
-from sglang_prefill_ext.wire.read import Labels
+from sglang_prefill_ext.wire.arrays import NO_INTS, FlatRows
 
 Request: TypeAlias = tuple[str, list[str]]
 """A query and its items."""
 
 Way: TypeAlias = Callable[[str, list[str]], Any]
-"""Encodes a query with its items. Returns the ids of rows as lists, as `FlatRows`, as shared ids
-with the rest of each row, or as a packed request."""
+"""Encodes a query with its items. Returns the ids of rows as lists, as `FlatRows`, or as shared ids
+with the rest of each row."""
 
 ONE_BY_ONE = "stock, one by one"
 BATCH = "stock, batch"
 SERVED = "extension"
-
-_LABELS = Labels(int_array([0]))
-_ANY_VOCABULARY = 1 << 24
 
 
 def draw_texts(shape: Shape, count: int, seed: int) -> list[Request]:
@@ -87,37 +80,8 @@ def encoder_ways(load: Callable[[], Encoder], splice: Splice) -> dict[str, Way]:
     return {alone.name: whole, f"{alone.name}, spliced": spliced}
 
 
-def served_ways(load: Callable[[], TextEncoder]) -> dict[str, Way]:
-    """Ways of a front end: to ids, to a packed request by shared ids, and by ids of whole rows.
-
-    Args:
-        load: see `encoder_ways`.
-    """
-    to_ids, to_packed, to_rows = load(), load(), load()
-
-    def ids(query: str, items: list[str]) -> Any:
-        return to_ids.encode_joined(query, items, item_first=False)
-
-    def packed(query: str, items: list[str]) -> PackedRows:
-        shared, rest = to_packed.encode_joined(query, items, item_first=False)
-        return pack_flat(shared, rest, False, _LABELS, _ANY_VOCABULARY)
-
-    def packed_from_rows(query: str, items: list[str]) -> PackedRows:
-        rows = to_rows.encode([query + item for item in items])
-        return pack_token_ids([], rows, False, _LABELS, _ANY_VOCABULARY)
-
-    return {
-        SERVED: ids,
-        f"{SERVED}, packed": packed,
-        f"{SERVED}, packed from whole rows": packed_from_rows,
-    }
-
-
 def rows_of(found: Any) -> FlatRows:
     """Return the ids of whole prompts from what any way returned."""
-    if isinstance(found, PackedRows):
-        shared, lens = found.tokens[: found.prefix_len], found.suffix_lens
-        return with_ids(FlatRows(found.tokens[found.prefix_len :], lens), shared, NO_INTS)
     if isinstance(found, tuple):
         return with_ids(found[1], found[0], NO_INTS)
     return found if isinstance(found, FlatRows) else flat(found)

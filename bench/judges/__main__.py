@@ -11,7 +11,6 @@ import typer
 from bench.command import Bench
 from bench.judges.lm_eval import LmEvalJudge
 from bench.judges.openai_client import OpenAIJudge
-from bench.judges.plot import save_differences_plot
 from bench.judges.rerank import RerankJudge
 from bench.judges.session import Judge, judge_both
 from bench.judges.tools import Tools
@@ -36,7 +35,6 @@ def main(
     with bench.measured_model(judge.preset) as (model, status):
         verdict = judge_both(judge, model, status.update)
     bench.record([verdict], faults=verdict.faults())
-    save_differences_plot(bench.picture)
     marks = ", ".join(f"{mark} {value:.4f}" for mark, value in verdict.extension.items())
     bench.console.print(
         f"{verdict.judge}: {verdict.requests} requests, {verdict.numbers} numbers, largest "

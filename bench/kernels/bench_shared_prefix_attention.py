@@ -96,8 +96,8 @@ def our_ways(
     tokens = problem.on_device(problem.query_tokens(), torch.int64)
     q, k, v = problem.q, problem.k[tokens], problem.v[tokens]
     sizes = (HEADS // KEY_HEADS, HEAD_DIM, q.dtype, q.device)
-    tiles = _plan(layout, shared_prefix.block_tokens(*sizes), q.device)
-    large_tiles = _plan(layout, shared_prefix.block_tokens(*sizes, KeyParts.PREFIX), q.device)
+    tiles = tile_plan(layout, shared_prefix.block_tokens(*sizes), q.device)
+    large_tiles = tile_plan(layout, shared_prefix.block_tokens(*sizes, KeyParts.PREFIX), q.device)
 
     def fused() -> tuple[Tensor]:
         out, _ = shared_prefix.shared_prefix_attention(q, k, v, tiles, scale, cached=cached)
@@ -123,7 +123,8 @@ def _with_library(name: AttentionWay, problem: Problem, groups: tuple[GroupSpan,
     return lambda: (attention.forward(inputs, None),)
 
 
-def _plan(layout: ForwardLayout, block_tokens: int, device: torch.device) -> TilePlan:
+def tile_plan(layout: ForwardLayout, block_tokens: int, device: torch.device) -> TilePlan:
+    """Plan the tiles of a layout, for a launch on a device."""
     plan = plan_tiles(layout, block_tokens=block_tokens)
     query_token, segment_start, tiles = (
         torch.from_numpy(array).to(device)

@@ -22,19 +22,13 @@ import triton
 from prefill_kernels.block_choice import Aligned, choose_block
 from prefill_kernels.compilation import HOPPER
 from prefill_kernels.merge_state import merge_state
-from prefill_kernels.shared_prefix_attention import (
-    CachedKV,
-    KeyParts,
-    TilePlan,
-    shared_prefix_attention,
-)
+from prefill_kernels.shared_prefix_attention import CachedKV, KeyParts, shared_prefix_attention
 from triton.runtime.jit import JITFunction
 
-from sglang_prefill_ext.layout.kernel_plan import plan_tiles
+from bench.kernels.bench_shared_prefix_attention import HEAD_DIM, HEADS, KEY_HEADS, tile_plan
 from sglang_prefill_ext.layout.tokens import ForwardLayout, GroupSpan
 
 REPETITIONS, CALLS = 25, 100
-HEADS, KEY_HEADS, HEAD_DIM = 16, 8, 128
 
 Launch = Callable[[], object]
 
@@ -74,7 +68,7 @@ def launches() -> dict[str, Launch]:
     cached_q, cached_k, cached_v = _projected(cached_layout.num_tokens)
     slots = torch.arange(60, dtype=torch.int32)
     cached = CachedKV(torch.zeros(64, KEY_HEADS, HEAD_DIM, dtype=q.dtype), v[:64].clone(), slots)
-    plan, cached_plan = _plan(layout), _plan(cached_layout)
+    plan, cached_plan = (tile_plan(each, 32, q.device) for each in (layout, cached_layout))
     scale = HEAD_DIM**-0.5
     part = shared_prefix_attention(q, k, v, plan, scale)
     experts, padded = torch.zeros(256, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
@@ -139,14 +133,6 @@ def main() -> None:
                 f"{name:32} {whole:5.1f} us, of which Triton {triton_us:4.1f} and ours "
                 f"{whole - triton_us:4.1f}; calls of ours {calls_of_ours(launch)}"
             )
-
-
-def _plan(layout: ForwardLayout) -> TilePlan:
-    host = plan_tiles(layout, block_tokens=32)
-    query_token, segment_start, tiles = map(
-        torch.from_numpy, (host.query_token, host.segment_start, host.tiles)
-    )
-    return TilePlan(query_token, segment_start, tiles, block_tokens=32)
 
 
 def _projected(tokens: int) -> list[torch.Tensor]:

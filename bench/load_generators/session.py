@@ -2,39 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from bench.floor import operation_ratio
-from bench.http_client import LoadError
-from bench.load import Measurement
+from bench.http_client import LoadError, post_bytes
+from bench.load import Measurement, ask_each
 from bench.load_generators import h2load, wrk
-from bench.load_generators.answers import grpc_answers, http_answers
 from bench.load_generators.servers import Target, running
 from bench.load_generators.wires import (
     ENDPOINT,
     GRPC_METHOD,
     Wire,
+    grpc_answers,
     grpc_messages,
     http_bodies,
 )
 from bench.record import Result
-from bench.score.plan import BEST_STOCK_ARGS, EXTENSION, QUIET_ARGS, STOCK
+from bench.score.plan import EXTENSION, QUIET_ARGS, STOCK, server_flags
 from bench.score.score_gate import ScoreGate
 from bench.score.session import result_of
 from bench.status import scheduled_requests
-from bench.workloads import (
-    LABEL_IDS,
-    ClosedLoop,
-    Load,
-    OpenLoop,
-    ScoreRequest,
-    Shape,
-    draw_requests,
-)
+from bench.workloads import LABEL_IDS, ClosedLoop, ScoreRequest, Shape, draw_requests
 from sglang_prefill_ext.sizing.model import ModelShape
 
 _POOL = 64
@@ -48,7 +40,7 @@ class _Case:
     repeat: int
     shape: Shape
     wire: Wire
-    bodies: list[bytes]
+    pool: list[bytes]
 
 
 @dataclass(slots=True)
@@ -57,7 +49,7 @@ class GeneratorRun:
 
     Attributes:
         model: its directory, named after the preset.
-        loads: as `closed_first` orders them.
+        clients: numbers of clients of the closed loops.
         seconds: length of each measurement.
         front_ends: processes that serve gRPC.
     """
@@ -65,13 +57,11 @@ class GeneratorRun:
     model: Path
     shapes: Sequence[Shape]
     wires: Sequence[Wire]
-    loads: Sequence[Load]
+    clients: Sequence[int]
     seconds: float
     front_ends: int
-    seed: int = 0
     gate: ScoreGate = field(default_factory=lambda: ScoreGate("float32"))
     results: list[Result] = field(default_factory=list)
-    _stock_rates: dict[tuple[Shape, Wire], float] = field(default_factory=dict)
 
     def measure(self, path: str, repeat: int) -> None:
         """Start a server and measure everything on it.
@@ -81,76 +71,51 @@ class GeneratorRun:
             GateError: stock and extension disagree; no figure may be shown then.
             LoadError: a server failed under load, or did not pack what it should have.
         """
-        flags = ["--dtype", "float32", *BEST_STOCK_ARGS, *QUIET_ARGS]
+        flags = [*QUIET_ARGS, *server_flags(path)]
         log = self.model.parent / f"{path}.log"
-        front_ends = 0
-        if path == EXTENSION:
-            flags.append("--enable-prefill-only")
-            front_ends = self.front_ends if Wire.GRPC in self.wires else 0
-        with running(self.model, flags, log, front_ends) as target:
-            self._measure_on(target, path, repeat)
-
-    def _measure_on(self, target: Target, path: str, repeat: int) -> None:
-        wires = {wire.of_stock for wire in self.wires} if path == STOCK else self.wires
-        for shape in self.shapes:
-            requests = self._requests(shape)
-            for wire in wires:
-                case = _Case(path, repeat, shape, wire, self._bodies(wire, requests))
+        attached = path == EXTENSION and Wire.GRPC in self.wires
+        with running(self.model, flags, log, self.front_ends if attached else 0) as target:
+            for case in self._cases(path, repeat):
                 self._check(target, case)
-                for each in self.loads:
-                    self._measure_load(target, case, each)
+                for each in self.clients:
+                    self._measure(target, case, each)
                 # Once more behind the load, when the server has been through it.
                 self._check(target, case)
 
-    def _measure_load(self, target: Target, case: _Case, load: Load) -> None:
-        rate = self._rate_of(load, case)
-        packed_before = scheduled_requests(target.http)
-        seen = self._loaded(target.port(case.wire), case, load, rate)
+    def _cases(self, path: str, repeat: int) -> Iterator[_Case]:
+        vocabulary = ModelShape.from_directory(self.model).vocabulary
+        wires = {wire.of_stock for wire in self.wires} if path == STOCK else self.wires
+        for shape in self.shapes:
+            requests = draw_requests(shape, vocabulary, max(_POOL, *self.clients), seed=0)
+            for wire in wires:
+                yield _Case(path, repeat, shape, wire, self._pool(wire, requests))
+
+    def _measure(self, target: Target, case: _Case, clients: int) -> None:
+        packed_before, port = scheduled_requests(target.http), target.port(case.wire)
+        if case.wire is Wire.GRPC:
+            seen = h2load.closed_loop(port, GRPC_METHOD, case.pool, clients, self.seconds)
+        else:
+            seen = wrk.closed_loop(port, case.pool, clients, self.seconds)
         share = (scheduled_requests(target.http) - packed_before) / seen.sent
         if case.path == EXTENSION and share < 1:
             raise LoadError(f"{case.wire}: only {share:.0%} of the requests were packed")
-        if case.path == STOCK and case.repeat == 0 and isinstance(load, ClosedLoop):
-            self._stock_rates[case.shape, case.wire] = seen.requests_per_s
-        self._keep(case, load, rate, min(share, 1.0), seen)
+        self._keep(case, ClosedLoop(clients), min(share, 1.0), seen)
 
-    def _loaded(self, port: int, case: _Case, load: Load, rate: float | None) -> Measurement:
-        """Put a load on a server with the tool for its wire."""
-        if case.wire is Wire.GRPC:
-            assert isinstance(load, ClosedLoop)
-            return h2load.closed_loop(port, GRPC_METHOD, case.bodies, load.clients, self.seconds)
-        if isinstance(load, ClosedLoop):
-            return wrk.closed_loop(port, ENDPOINT, case.bodies, load.clients, self.seconds)
-        assert rate is not None
-        return wrk.open_loop(port, ENDPOINT, case.bodies, rate, self.seconds, seed=self.seed)
-
-    def _rate_of(self, load: Load, case: _Case) -> float | None:
-        """Requests per second of an open loop; None for a closed loop."""
-        if isinstance(load, OpenLoop):
-            stock_rate = self._stock_rates.get((case.shape, case.wire.of_stock), 0.0)
-            return load.requests_per_s(stock_rate)
-        return None
-
-    def _requests(self, shape: Shape) -> list[ScoreRequest]:
-        vocabulary = ModelShape.from_directory(self.model).vocabulary
-        clients = [load.clients for load in self.loads if isinstance(load, ClosedLoop)]
-        return draw_requests(shape, vocabulary, max(_POOL, *clients), self.seed)
-
-    def _bodies(self, wire: Wire, requests: Sequence[ScoreRequest]) -> list[bytes]:
+    def _pool(self, wire: Wire, requests: Sequence[ScoreRequest]) -> list[bytes]:
         if wire is Wire.GRPC:
             return grpc_messages(requests)
         tokenizer = Tokenizer.from_file(str(self.model / "tokenizer.json"))
-        return http_bodies(wire, requests, tokenizer.decode)
+        bodies = http_bodies(wire, requests, tokenizer.decode)
+        return [post_bytes(ENDPOINT, body) for body in bodies]
 
     def _check(self, target: Target, case: _Case) -> None:
         """Get the answers to all requests; keep stock's, and compare the extension's with them."""
-        ask = grpc_answers if case.wire is Wire.GRPC else http_answers
-        answers = ask(target.port(case.wire), case.bodies)
+        ask = grpc_answers if case.wire is Wire.GRPC else ask_each
+        answers = ask(target.port(case.wire), case.pool)
         asked = f"{case.shape} {case.wire.of_stock}"
         self.gate.hold(case.path, f"{case.shape} {case.wire}", asked, answers)
 
-    def _keep(
-        self, case: _Case, load: Load, rate: float | None, packed_share: float, seen: Measurement
-    ) -> None:
+    def _keep(self, case: _Case, load: ClosedLoop, packed_share: float, seen: Measurement) -> None:
         """Record what was seen, of stock for every way that is compared with it."""
         sizes = ModelShape.from_directory(self.model)
         result = result_of(
@@ -162,7 +127,6 @@ class GeneratorRun:
             repeat=case.repeat,
             items=case.shape.items,
             packed_share=packed_share,
-            rate_per_s=rate,
             operation_ratio=operation_ratio(sizes, case.shape, len(LABEL_IDS)),
         )
         compared = [each for each in self.wires if each.of_stock is case.wire]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
+import grpc
 import numpy as np
 
+from bench.http_client import LoadError
 from bench.workloads import LABEL_IDS, ScoreRequest, score_body
 from sglang_prefill_ext.client.grpc_calls import grpc_call
 from sglang_prefill_ext.client.options import DEFAULT_OPTIONS
@@ -50,6 +52,20 @@ def grpc_messages(requests: Sequence[ScoreRequest]) -> list[bytes]:
     """Messages of `prefill_ext.v1.Prefill.Score`."""
     calls = (grpc_call(_planned(each), DEFAULT_OPTIONS) for each in requests)
     return [message.SerializeToString() for _, message, _ in calls]
+
+
+def grpc_answers(port: int, messages: Sequence[bytes]) -> Mapping[int, bytes]:
+    """Send every message; return the answers by their numbers, in the form of HTTP bodies.
+
+    Raises:
+        LoadError: a call failed.
+    """
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        score = channel.unary_unary(GRPC_METHOD, response_deserializer=pb.ScoreResponse.FromString)
+        try:
+            return {number: answer_body(score(each)) for number, each in enumerate(messages)}
+        except grpc.RpcError as error:
+            raise LoadError(f"gRPC: {error}") from error
 
 
 def answer_body(answer: pb.ScoreResponse) -> bytes:

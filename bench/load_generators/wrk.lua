@@ -1,16 +1,10 @@
--- Posts the lines of a file in turn: wrk ... -- FILE PATH [WAIT_MS SEED]. Prints what it saw as one
--- JSON line. With a mean wait a connection waits, exponentially distributed, before each request.
+-- Posts the lines of a file in turn: wrk ... -- FILE PATH. Prints what it saw as one JSON line.
 local requests, number = {}, 0
 
 function init(args)
   for body in io.lines(args[1]) do
     local headers = { ["Content-Type"] = "application/json" }
     requests[#requests + 1] = wrk.format("POST", args[2], headers, body)
-  end
-  if args[3] then
-    local mean = tonumber(args[3])
-    math.randomseed(tonumber(args[4]))
-    delay = function() return math.floor(0.5 - mean * math.log(1 - math.random())) end
   end
 end
 

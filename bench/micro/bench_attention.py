@@ -5,7 +5,6 @@ layer, the best of several repetitions. With one thread they are CPU time, which
 machine does not change.
 
 * *row by row*: one SDPA call per row over the prefix and the row, like a backend without packing.
-* *page aliasing*: the prefix is copied before every row, rows are padded, one masked SDPA call.
 * *merge*, *copy*: `packed_attention` that always merges, or always copies, the prefix.
 * *planned*: `packed_attention` as it is; *plan*: the cost of building it, once per forward.
 """
@@ -15,9 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 from unittest.mock import patch
 
@@ -29,29 +26,18 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from bench.drawing import new_table
-from bench.record import append, run_context
 from sglang_prefill_ext.attention.dense import packed_attention
 from sglang_prefill_ext.attention.dense_calls import DenseCalls
 from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.layout import tiling
 from sglang_prefill_ext.layout.tokens import ForwardLayout, GroupSpan
 
-RESULTS = Path(__file__).parents[1] / "results" / "attention.jsonl"
 CPU = torch.device("cpu")
 HEADS = {"micro": (4, 2, 16), "tiny": (8, 2, 32)}  # query heads, key heads, head size
 REPETITIONS, SECONDS = 7, 0.05
 TOLERANCE = 1e-5
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionResult:
-    """Microseconds of one layer by each way, in the order of the columns."""
-
-    preset: str
-    shape: str
-    us: dict[str, int]
 
 
 def shapes() -> dict[str, tuple[int, list[int]]]:
@@ -85,26 +71,6 @@ def row_by_row(prefix: int, lens: list[int]) -> Attention:
     return attend
 
 
-def page_aliasing(prefix: int, lens: list[int]) -> Attention:
-    longest, starts = max(lens), prefix + np.cumsum(lens) - lens
-    own = starts[:, None] + np.minimum(np.arange(longest), np.array(lens)[:, None] - 1)
-    front = np.broadcast_to(np.arange(prefix), (len(lens), prefix))
-    keys = torch.from_numpy(np.concatenate([front, own], axis=1))
-    used = torch.from_numpy(np.arange(longest) < np.array(lens)[:, None])
-    mask = torch.ones(longest, prefix + longest, dtype=torch.bool).tril(prefix)
-    additive = torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)
-
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out = torch.empty_like(q)
-        if prefix:
-            out[:prefix] = _sdpa(q[None, :prefix], k[None, :prefix], v[None, :prefix], True)[0]
-        rows = _sdpa(q[keys[:, prefix:]], k[keys], v[keys], additive)
-        out[prefix:] = rows[used]
-        return out
-
-    return attend
-
-
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | bool) -> Tensor:
     """`[B, M, H, D]`; `mask` True means causal."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
@@ -133,7 +99,6 @@ def measure(prefix: int, lens: list[int], heads: tuple[int, int, int]) -> dict[s
     """Microseconds of each way, in the order of the columns."""
     ways = {
         "row by row": row_by_row(prefix, lens),
-        "page aliasing": page_aliasing(prefix, lens),
         "planned": packed(prefix, lens),
     }
     for name, tokens in (("merge", 0), ("copy", 1_000_000)):
@@ -168,26 +133,20 @@ def _best(call: Callable[[], object]) -> int:
     return round(min(seconds) * 1e6)
 
 
-def main(
-    threads: Annotated[int, typer.Option(help="Threads of torch.")] = 1,
-    record: Annotated[bool, typer.Option(help=f"Append to {RESULTS.name}.")] = False,
-) -> None:
+def main(threads: Annotated[int, typer.Option(help="Threads of torch.")] = 1) -> None:
     """Print how long the attention of one layer takes on this CPU, by each way."""
     torch.set_num_threads(threads)
-    context = run_context("bench.micro.bench_attention") | {"threads": threads}
     with torch.inference_mode():
-        results = [
-            AttentionResult(preset, shape, measure(prefix, lens, heads))
+        times = {
+            (preset, shape): measure(prefix, lens, heads)
             for preset, heads in HEADS.items()
             for shape, (prefix, lens) in shapes().items()
-        ]
-    words = ("model", "shape")
-    table = new_table(f"us per layer, {threads} thread(s)", *words, *results[0].us, left=words)
-    for result in results:
-        table.add_row(result.preset, result.shape, *map(str, result.us.values()))
+        }
+    words, ways = ("model", "shape"), next(iter(times.values()))
+    table = new_table(f"us per layer, {threads} thread(s)", *words, *ways, left=words)
+    for case, us in times.items():
+        table.add_row(*case, *map(str, us.values()))
     Console(width=100).print(table)
-    if record:
-        append(RESULTS, results, context)
 
 
 if __name__ == "__main__":

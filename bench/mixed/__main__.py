@@ -10,7 +10,7 @@ import typer
 
 from bench.command import Bench
 from bench.mixed.plan import MixPlan
-from bench.mixed.report import MAX_LONGEST, MAX_SLOWDOWN, mix_table, save_mix_plot
+from bench.mixed.report import MAX_LONGEST, MAX_SLOWDOWN, mix_table
 from bench.mixed.session import MixRun
 from bench.options import Dtype, Flags, Name, Preset, Seed
 
@@ -22,14 +22,10 @@ def main(
     length: Annotated[
         list[int] | None, typer.Option(help="Tokens of a prompt, ascending; repeatable.")
     ] = None,
-    load: Annotated[float, typer.Option(min=0.01, help="Share of the saturation rate.")] = 0.95,
     seconds: Annotated[float, typer.Option(help="Least seconds per load.")] = 60.0,
     saturation_seconds: Annotated[
         float, typer.Option(help="Least seconds of the closed loop that finds the rate.")
     ] = 15.0,
-    clients: Annotated[
-        int, typer.Option(min=1, help="Clients of the closed loop that finds the rate.")
-    ] = 16,
     dtype: Dtype = "float32",
     flags: Flags = "",
     seed: Seed = 0,
@@ -39,10 +35,8 @@ def main(
     bench = Bench("bench.mixed", name)
     plan = MixPlan(
         lengths=tuple(length or LENGTHS),
-        load=load,
         seconds=seconds,
         saturation_seconds=saturation_seconds,
-        clients=clients,
         dtype=dtype,
         extension_args=tuple(shlex.split(flags)),
         seed=seed,
@@ -56,7 +50,6 @@ def main(
         bench.console.print("[yellow]Slowdowns below 1: something disturbed the idle server.[/]")
     bench.show_gate(run.gate)
     bench.record(run.results, plan=asdict(plan), gate=run.gate.as_dict())
-    save_mix_plot(bench.picture, run.results, bench.title)
     bench.say_written()
 
 

@@ -55,21 +55,33 @@ def draw_mix(lengths: Sequence[int], vocabulary: int, count: int, seed: int) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class MixResult:
+class Slowdowns:
+    """Figures of the requests after the warm-up.
+
+    Attributes:
+        mean_slowdown: of all requests.
+        length_slowdown: mean, by length.
+        longest_p99_ms: latency of the longest prompts.
+    """
+
+    mean_slowdown: float
+    length_slowdown: dict[int, float]
+    longest_p99_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixResult(Slowdowns):
     """Figures of one variant under one load.
 
     Attributes:
         preset: model.
-        variant: name of the server's variant, see `plan.EXTENSION_ARGS`.
+        variant: name of the server's variant, see `plan.VARIANTS`.
         load_of: name of the variant whose saturation rate is a load of 1.
         load: share of that rate.
         rate_per_s: requests per second that were offered.
         requests: number of answers. The first `WARM_UP` of them count only here and in the rates.
         requests_per_s: answers per second.
         idle_ms: median latency on the idle server, by length.
-        mean_slowdown: of all requests.
-        length_slowdown: mean, by length.
-        longest_p99_ms: latency of the longest prompts.
         requests_per_forward: mean; None for stock, which does not report it.
         generator_cpu_share: of one core, used by the load generator.
     """
@@ -82,20 +94,8 @@ class MixResult:
     requests: int
     requests_per_s: float
     idle_ms: dict[int, float]
-    mean_slowdown: float
-    length_slowdown: dict[int, float]
-    longest_p99_ms: float
     requests_per_forward: float | None
     generator_cpu_share: float
-
-
-@dataclass(frozen=True, slots=True)
-class Slowdowns:
-    """Figures of the requests after the warm-up; see `MixResult`."""
-
-    mean_slowdown: float
-    length_slowdown: dict[int, float]
-    longest_p99_ms: float
 
 
 def slowdowns(mix: Mix, latency_ms: Sequence[float], idle_ms: dict[int, float]) -> Slowdowns:

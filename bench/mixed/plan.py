@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bench.score.plan import BEST_STOCK_ARGS, STOCK
+from bench.score.plan import STOCK
 
 ALONE, FCFS, SRPT = "fcfs, one a forward", "fcfs", "srpt"
-EXTENSION_ARGS = {
+VARIANTS = {
+    STOCK: (),
     ALONE: ("--prefill-only-order", "fcfs", "--prefill-only-launch-tokens", "1"),
     FCFS: ("--prefill-only-order", "fcfs"),
     SRPT: ("--prefill-only-order", "srpt"),
 }
-"""Variant of the extension -> its flags. If a launch costs 1 token, only requests in a long queue
+"""Variant of a server -> its flags. If a launch costs 1 token, only requests in a long queue
 share a forward."""
 
 SATURATED_BY = {STOCK: "stock", ALONE: "extension"}
@@ -25,27 +26,20 @@ class MixPlan:
 
     Attributes:
         lengths: of prompts, in tokens, ascending; all are equally frequent.
-        load: share of the saturation rate that is offered.
         seconds: least length of an open loop.
         saturation_seconds: least length of the closed loop that finds the rate of load 1.
-        clients: of that closed loop.
+        load: share of the saturation rate that is offered.
+        clients: of the closed loop that finds the rate.
         dtype: of the model in all servers; decides the gate's tolerance.
         extension_args: flags of every variant of the extension, before the variant's own.
         seed: of prompts and arrivals.
     """
 
     lengths: tuple[int, ...]
-    load: float
     seconds: float
     saturation_seconds: float
-    clients: int
+    load: float = 0.95
+    clients: int = 16
     dtype: str = "float32"
     extension_args: tuple[str, ...] = ()
     seed: int = 0
-
-    def server_args(self, variant: str) -> list[str]:
-        """Flags of a variant's server, beyond the launcher's own."""
-        args = ["--dtype", self.dtype, *BEST_STOCK_ARGS]
-        if variant == STOCK:
-            return args
-        return [*args, "--enable-prefill-only", *self.extension_args, *EXTENSION_ARGS[variant]]

@@ -1,13 +1,12 @@
-"""A table and a picture of slowdowns per variant and load."""
+"""A table of slowdowns per variant and load."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.table import Table
 
-from bench.drawing import new_table, picture
+from bench.drawing import new_table
 from bench.mixed.mix import MixResult
 from bench.mixed.plan import FCFS
 
@@ -50,27 +49,6 @@ def longest_of_fcfs(result: MixResult, results: Sequence[MixResult]) -> float | 
         if each.variant == FCFS and each.load_of == result.load_of:
             return result.longest_p99_ms / each.longest_p99_ms
     return None
-
-
-def save_mix_plot(path: Path, results: Sequence[MixResult], title: str) -> None:
-    """Write a PNG: a column per load, slowdown by length above, P99 of the longest below."""
-    loads = list(dict.fromkeys(each.load_of for each in results))
-    size = (5.5 * len(loads), 7)
-    with picture(path, 2, len(loads), title=title, figsize=size, squeeze=False) as panels:
-        for (upper, lower), load_of in zip(panels.T, loads, strict=True):
-            own = [each for each in results if each.load_of == load_of]
-            for each in own:
-                lengths, values = zip(*each.length_slowdown.items(), strict=True)
-                upper.plot(lengths, values, marker="o", label=each.variant)
-            upper.set_title(f"{own[0].load:.0%} of {load_of}: {own[0].rate_per_s:.1f} req/s")
-            upper.set(xlabel="tokens", ylabel="mean slowdown", yscale="log")
-            upper.set_xscale("log", base=2)
-            upper.set_xticks(lengths, [str(length) for length in lengths])
-            upper.legend(fontsize=8)
-            bars = lower.barh([each.variant for each in own], [each.longest_p99_ms for each in own])
-            lower.bar_label(bars, fmt="%.0f", padding=3, fontsize=8)
-            lower.invert_yaxis()
-            lower.set(xlabel=f"P99 of {lengths[-1]} tokens, ms")
 
 
 def _judged(value: float, most: float, digits: int) -> str:

@@ -17,9 +17,9 @@ from bench.load import (
     run_loop,
 )
 from bench.mixed.mix import Mix, MixResult, draw_mix, slowdowns
-from bench.mixed.plan import EXTENSION_ARGS, SATURATED_BY, MixPlan
+from bench.mixed.plan import SATURATED_BY, VARIANTS, MixPlan
 from bench.run import Run
-from bench.score.plan import STOCK
+from bench.score.plan import STOCK, server_flags
 from bench.server import MeasuredServer
 from bench.status import PackedCounters, packed_counters
 from bench.workloads import ScoreRequest, Shape, draw_requests, score_body
@@ -45,10 +45,10 @@ class MixRun(Run[MixPlan, MixResult]):
             LoadError: a server failed under load.
             ServerStartError: a server did not start.
         """
-        for variant in (STOCK, *EXTENSION_ARGS):
+        for variant, own in VARIANTS.items():
             self.tell(f"{self.preset}: start of {variant}")
             log = self.model.parent / f"{self.preset}-mixed.log"
-            args = self.plan.server_args(variant)
+            args = server_flags(variant, *self.plan.extension_args, *own, dtype=self.plan.dtype)
             with MeasuredServer(self.model, args, log_path=log) as server:
                 self._check_before_timing(variant, server.port)
                 idle_ms = self._idle_ms(variant, server.port)
@@ -123,7 +123,7 @@ class MixRun(Run[MixPlan, MixResult]):
         )
 
     def _counters(self, variant: str, port: int) -> PackedCounters | None:
-        return None if variant == STOCK else run_loop(packed_counters(port))
+        return None if variant == STOCK else packed_counters(port)
 
     def _compare(self, variant: str, requests: str, answers: Mapping[int, bytes]) -> None:
         self.gate.hold(variant, f"{self.preset}, {variant}", requests, answers)

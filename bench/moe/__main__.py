@@ -4,30 +4,19 @@ recorded routing: ``python -m bench.moe``."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import product
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
 from bench.command import Bench
-from bench.drawing import new_table, picture
+from bench.drawing import new_table
 from bench.moe.replay import WAYS, Outcome, decision_us, replay
 from bench.moe.routing import drawn, recorded
 from bench.moe.shapes import ROW_TIMES, SHAPES
 from bench.options import Name, Seed
 
 TOKENS = [64, 128, 256, 512, 1024, 2304, 4096, 8192, 16384]
-STYLES = dict(zip(WAYS, ("#9aa5b1", "#d29922", "#1f6feb", "#2da44e"), strict=True))
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """Host time of choosing blocks, in microseconds per layer of 128 experts."""
-
-    decision_us: float
 
 
 def main(
@@ -48,31 +37,29 @@ def main(
                 outcomes += replay(shape, kind, [*given])
         if kept := recorded(shape.experts, shape.top_k):
             outcomes += replay(shape, "recorded", kept)
-    cost = Cost(round(decision_us(), 2))
+    choosing_us = round(decision_us(), 2)
     for shape in SHAPES:
         bench.console.print(table_of([each for each in outcomes if each.shape == shape.name]))
-    for policy in STYLES:
+    for policy in WAYS:
         regrets = [each.regret for each in outcomes if each.policy == policy]
         bench.console.print(
             f"{policy}: {sum(regrets) / len(regrets):.2%} above the best block on average, "
             f"{max(regrets):.1%} at most"
         )
-    choosing = f"{cost.decision_us} us a layer (128 experts, 48 layers)"
+    choosing = f"{choosing_us} us a layer (128 experts, 48 layers)"
     bench.console.print(f"choosing takes the host {choosing}")
-    bench.record([*outcomes, cost], row_times=ROW_TIMES, forwards=forwards)
-    save_plot(bench.picture, outcomes)
+    bench.record(outcomes, row_times=ROW_TIMES, forwards=forwards, decision_us=choosing_us)
     bench.say_written()
 
 
 def table_of(outcomes: Sequence[Outcome]) -> Table:
     """Return a table for one model: one line for each routing and length."""
-    policies = list(STYLES)
-    figures = (f"{what}, {policy}" for what in ("padded/real", "regret") for policy in policies)
+    figures = (f"{what}, {policy}" for what in ("padded/real", "regret") for policy in WAYS)
     columns = ("routing", "tokens", *figures, "Tflop, auto (stock)")
     table = new_table(outcomes[0].shape, *columns)
     found = {(each.routing, each.tokens, each.policy): each for each in outcomes}
     for routing, tokens in dict.fromkeys((each.routing, each.tokens) for each in outcomes):
-        own = [found[routing, tokens, policy] for policy in policies]
+        own = [found[routing, tokens, policy] for policy in WAYS]
         stock, *_, auto, _ = own
         table.add_row(
             routing,
@@ -82,27 +69,6 @@ def table_of(outcomes: Sequence[Outcome]) -> Table:
             f"{auto.operations / 1e12:.2f} ({stock.operations / 1e12:.2f})",
         )
     return table
-
-
-def save_plot(path: Path, outcomes: Sequence[Outcome]) -> None:
-    """Write a PNG: a panel for each model and routing, with regret by tokens; lower is better."""
-    shapes = list(dict.fromkeys(each.shape for each in outcomes))
-    routings = list(dict.fromkeys(each.routing for each in outcomes))
-    layout = (len(routings), len(shapes))
-    size = (4 * len(shapes), 3 * len(routings))
-    title = "Predicted time of experts, with assumed times of a row"
-    with picture(path, *layout, title=title, figsize=size, squeeze=False) as rows:
-        for panel, (routing, shape) in zip(rows.flat, product(routings, shapes), strict=True):
-            for policy, colour in STYLES.items():
-                drawn_here = (shape, routing, policy)
-                own = [e for e in outcomes if (e.shape, e.routing, e.policy) == drawn_here]
-                own.sort(key=lambda each: each.tokens)
-                regret = [100 * each.regret for each in own]
-                panel.plot([e.tokens for e in own], regret, "o-", color=colour, label=policy, ms=3)
-            panel.set_xscale("log", base=2)
-            panel.set_title(f"{shape}, {routing}", fontsize=9)
-            panel.set_ylabel("% above the best block", fontsize=8)
-        rows[0, 0].legend(fontsize=8)
 
 
 if __name__ == "__main__":

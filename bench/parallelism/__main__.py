@@ -16,7 +16,7 @@ from bench.options import CLIENTS, SHAPES, Clients, Name, Preset, Seconds, Shape
 from bench.parallelism.link import measure_link
 from bench.parallelism.prediction import predict, serving_of, verdicts
 from bench.parallelism.report import save_plot, table_of
-from bench.status import status_page
+from bench.status import extension_page
 from sglang_prefill_ext.shared_device.placement import usable_cores
 from sglang_prefill_ext.sizing.model import ModelShape
 from sglang_prefill_ext.sizing.parallelism import Parallelism
@@ -52,9 +52,8 @@ def main(
         }
         run = Turns(preset, subjects, seconds, turns, status.update)
         run.run(cases_of(model, shapes or SHAPES), clients or CLIENTS)
-        page = status_page(ports[0])
-        assert page is not None, "an engine with the plugin has a status page"
-        serving = serving_of(ModelShape.from_directory(model), page["schedulers"][0], link)
+        scheduler = extension_page(ports[0])["schedulers"][0]
+        serving = serving_of(ModelShape.from_directory(model), scheduler, link)
     compared = compare_turns(run.results, str(ONE))
     bench.console.print(*compared, sep="\n")
     found = predict(serving, compared, {str(each): each for each in (ONE, REPLICAS, RANKS)})

@@ -12,7 +12,6 @@ from bench.schedulers.report import (
     measured_table,
     model_table,
     off_by,
-    save_schedulers_plot,
 )
 from bench.schedulers.session import SchedulersRun
 from bench.workloads import Shape
@@ -43,7 +42,6 @@ def main(
         bench.console.print(measured_table(run.results), *off_by(run.results), sep="\n")
         bench.show_gate(run.gate)
         bench.record(run.results, gate=run.gate.as_dict())
-        save_schedulers_plot(bench.picture, run.results, bench.title)
         bench.say_written()
     bench.console.print(model_table(MODELLED))
 

@@ -1,13 +1,12 @@
-"""Tables and a plot of several schedulers: measured, predicted, and when they would pay off."""
+"""Tables of several schedulers: measured, predicted, and when they would pay off."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from rich.table import Table
 
-from bench.drawing import new_table, picture
+from bench.drawing import new_table
 from bench.schedulers.model import Costs, Machine, gain
 from bench.schedulers.session import STOCK, SchedulersResult, name_of
 
@@ -46,29 +45,6 @@ def model_table(schedulers: Sequence[int]) -> Table:
     for number in schedulers:
         table.add_row(str(number), *(_gains(number, share) for share in SHARES))
     return table
-
-
-def save_schedulers_plot(path: Path, results: Sequence[SchedulersResult], title: str) -> None:
-    """Write a PNG: rates measured and predicted, and the model's gain by device time."""
-    with picture(path, 1, 2, title=title, figsize=(10, 4)) as (left, right):
-        names = [name_of(each.schedulers) for each in results]
-        bars = left.bar(names, [each.requests_per_s for each in results], color="#1f6feb")
-        left.bar_label(bars, fmt="%.1f", fontsize=8)
-        predicted = [each for each in results if each.predicted_per_s is not None]
-        places = [name_of(each.schedulers) for each in predicted]
-        left.plot(
-            places, [each.predicted_per_s for each in predicted], "D", mfc="none", mec="black"
-        )
-        left.set(ylabel="requests per second; diamonds: model")
-        shares = [0.05 * step for step in range(1, 61)]
-        for number in (each.schedulers for each in results if each.schedulers > 1):
-            for overlap, line in ((0.0, "-"), (1.0, "--")):
-                values = [_gain(number, share, overlap) for share in shares]
-                how = "side by side" if overlap else "in turn"
-                right.plot(shares, values, line, label=f"{number} schedulers, kernels {how}")
-        right.set(xlabel="device time over Python time", ylabel="gain over one scheduler")
-        if right.lines:
-            right.legend(fontsize=8)
 
 
 def off_by(results: Sequence[SchedulersResult]) -> Iterator[str]:

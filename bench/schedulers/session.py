@@ -9,7 +9,8 @@ from pathlib import Path
 from bench.cores import cpu_seconds, is_scheduler
 from bench.load import Measurement, Window, closed_loop, run_loop
 from bench.schedulers.model import Costs, Machine, bound
-from bench.score.plan import BEST_STOCK_ARGS, QUIET_ARGS, make_cases
+from bench.score import plan
+from bench.score.plan import QUIET_ARGS, make_cases, server_flags
 from bench.score.score_gate import ScoreGate
 from bench.server import MeasuredServer
 from bench.status import PackedCounters, packed_counters
@@ -86,7 +87,7 @@ class SchedulersRun:
         for schedulers in (STOCK, 1, *sorted(set(numbers) - {STOCK, 1})):
             self.tell(f"{self.model.name}: {name_of(schedulers)}")
             log = self.model.parent / f"schedulers-{schedulers}.log"
-            args = ["--dtype", "float32", *BEST_STOCK_ARGS, *QUIET_ARGS, *flags_of(schedulers)]
+            args = [*QUIET_ARGS, *flags_of(schedulers)]
             with MeasuredServer(self.model, args, log_path=log) as server:
                 self._measure(schedulers, server.port, server.pids, case.pool)
 
@@ -147,8 +148,8 @@ def name_of(schedulers: int) -> str:
 def flags_of(schedulers: int) -> list[str]:
     """Flags of a server with this number of schedulers."""
     if schedulers == STOCK:
-        return []
-    return ["--enable-prefill-only", "--prefill-only-schedulers", str(schedulers)]
+        return server_flags(plan.STOCK)
+    return server_flags(plan.EXTENSION, "--prefill-only-schedulers", str(schedulers))
 
 
 def costs_of(
@@ -176,4 +177,4 @@ def costs_of(
 
 
 def _counters(schedulers: int, port: int) -> PackedCounters:
-    return run_loop(packed_counters(port)) if schedulers else _NOTHING
+    return packed_counters(port) if schedulers else _NOTHING

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from tokenizers import Tokenizer
 
 from bench.floor import operation_ratio
 from bench.gate import TOLERANCE
 from bench.http_client import post_bytes
-from bench.workloads import (
-    LABEL_IDS,
-    Load,
-    Shape,
-    closed_first,
-    draw_requests,
-    score_body,
-)
+from bench.workloads import LABEL_IDS, Load, Shape, closed_first, draw_requests, score_body
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.sizing.model import ModelShape
 
@@ -31,18 +24,21 @@ BEST_STOCK_ARGS = ("--enable-tokenizer-batch-encode", NO_CACHE)
 """Flags with which stock is fastest for distinct prompts: one tokenizer call per request, and no
 upkeep of the prefix cache."""
 
-SPIN_ARGS = ("--log-level-http", "warning")
-"""Flags of both servers: idle schedulers poll for work all the time, as SGLang's default is."""
-
-QUIET_ARGS = ("--sleep-on-idle", *SPIN_ARGS)
+QUIET_ARGS = ("--sleep-on-idle", "--log-level-http", "warning")
 """Flags of both servers: idle schedulers sleep, and requests are not logged. Polling and logging
 would take the cores from what is measured."""
 
 _ENDPOINT = "/v1/score"
 _POOL_REQUESTS = 64
-_GATE_REQUESTS = 4
+GATE_REQUESTS = 4
 
 T = TypeVar("T")
+
+
+def server_flags(path: str, *own: str, dtype: str = "float32") -> list[str]:
+    """Flags of a server: those of stock at its best; the extension has its `own`, too."""
+    flags = ["--dtype", dtype, *BEST_STOCK_ARGS]
+    return flags if path == STOCK else [*flags, "--enable-prefill-only", *own]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,37 +46,39 @@ class Plan:
     """What to run on one model.
 
     Attributes:
-        shapes, loads: every shape is measured under every load.
+        loads: under which every case is measured.
         seconds: least length of one measurement.
         alternations: how often each of the two servers is started and measured, in turn.
         extension_args: further flags of the second server.
         dtype: of the model in both servers; decides the gate's tolerance.
-        text: send text instead of token ids.
         stock_args: further flags of the first server; empty unless two extension servers are
             compared.
         stock_env: environment of the first server if it is another release.
         args_of_both: further flags of both servers, besides the benchmark's own.
+        env_of_both: environment of both servers.
         radix_cache: leave SGLang's prefix cache on in both. Requests repeat after
             `_POOL_REQUESTS`; stock then has whole prompts in its cache.
         side_by_side: start each server once, and pause it while the other is measured.
+        by_wrk: wrk makes the measured load, so that Python takes no CPU time from it; a short loop
+            before it collects the answers that are compared. Only for closed loops.
 
     Raises:
         ConfigError: the dtype is unknown, or a load is relative to the rate of a closed loop and
             there is no closed loop.
     """
 
-    shapes: tuple[Shape, ...]
     loads: tuple[Load, ...]
     seconds: float
     alternations: int
     extension_args: tuple[str, ...]
     dtype: str = "float32"
-    text: bool = False
     stock_args: tuple[str, ...] = ()
     stock_env: Mapping[str, str] = field(default_factory=dict)
     args_of_both: tuple[str, ...] = ()
+    env_of_both: Mapping[str, str] = field(default_factory=dict)
     radix_cache: bool = False
     side_by_side: bool = False
+    by_wrk: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in TOLERANCE:
@@ -98,6 +96,14 @@ class Plan:
         return ["--dtype", self.dtype, *best, *self.args_of_both, *extra]
 
 
+class Sized(Protocol):
+    """The shape of requests; its text is what results call it."""
+
+    @property
+    def items(self) -> int:
+        """Items, or prompts, of a request."""
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """The prepared requests of one shape.
@@ -106,18 +112,18 @@ class Case:
         shape: of every request.
         operation_ratio: stock's arithmetic per operation of the packed forward.
         pool: HTTP requests that are timed.
-        gate: other HTTP requests, which also ask for log-probabilities; never timed.
+        gate: other HTTP requests, never timed; those for scores also ask for log-probabilities.
+        counted: how many packed requests the server counts for each.
     """
 
-    shape: Shape
+    shape: Sized
     operation_ratio: float
     pool: list[bytes]
     gate: list[bytes]
+    counted: int = 1
 
 
-def make_cases(
-    model: Path, shapes: Iterable[Shape], *, text: bool = False, seed: int = 0
-) -> list[Case]:
+def make_cases(model: Path, shapes: Iterable[Shape], *, text: bool = False) -> list[Case]:
     """Prepare the requests of every shape for the model in a directory.
 
     Args:
@@ -125,20 +131,16 @@ def make_cases(
     """
     sizes = ModelShape.from_directory(model)
     decode = Tokenizer.from_file(str(model / "tokenizer.json")).decode if text else None
-    return [_make_case(shape, sizes, seed, decode) for shape in shapes]
-
-
-def _make_case(
-    shape: Shape, sizes: ModelShape, seed: int, decode: Callable[[Sequence[int]], str] | None
-) -> Case:
-    drawn = draw_requests(shape, sizes.vocabulary, _POOL_REQUESTS + _GATE_REQUESTS, seed)
-    timed, checked = drawn[:_POOL_REQUESTS], drawn[_POOL_REQUESTS:]
-    return Case(
-        shape,
-        operation_ratio(sizes, shape, len(LABEL_IDS)),
-        [post_bytes(_ENDPOINT, score_body(request, decode)) for request in timed],
-        [post_bytes(_ENDPOINT, score_body(one, decode, token_logprobs=True)) for one in checked],
-    )
+    cases = []
+    for shape in shapes:
+        drawn = draw_requests(shape, sizes.vocabulary, _POOL_REQUESTS + GATE_REQUESTS, seed=0)
+        timed = [score_body(each, decode) for each in drawn[:_POOL_REQUESTS]]
+        others = drawn[_POOL_REQUESTS:]
+        checked = [score_body(each, decode, token_logprobs=True) for each in others]
+        ratio = operation_ratio(sizes, shape, len(LABEL_IDS))
+        pool, gate = ([post_bytes(_ENDPOINT, body) for body in each] for each in (timed, checked))
+        cases.append(Case(shape, ratio, pool, gate))
+    return cases
 
 
 def alternating(subjects: Sequence[T], turns: int) -> Iterator[tuple[int, T]]:

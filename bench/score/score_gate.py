@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -12,14 +12,16 @@ from bench.score.plan import STOCK
 
 @dataclass(slots=True)
 class ScoreGate:
-    """Compares answers to scoring requests, in several sets of numbered requests.
+    """Compares answers, in several sets of numbered requests.
 
     Attributes:
         dtype: of the model; decides the tolerance.
+        compare: how answers are compared, see `gate.compare`.
         agreement: name of what was compared -> agreement so far.
     """
 
     dtype: str
+    compare: Callable[[Mapping[int, bytes], Mapping[int, bytes], float], Agreement] = compare
     agreement: dict[str, Agreement] = field(default_factory=dict)
     _expected: dict[str, dict[int, bytes]] = field(default_factory=dict)
 
@@ -33,7 +35,7 @@ class ScoreGate:
         Raises:
             GateError: answers differ, or no request was answered by both.
         """
-        seen = compare(self._expected.get(requests, {}), answers, TOLERANCE[self.dtype])
+        seen = self.compare(self._expected.get(requests, {}), answers, TOLERANCE[self.dtype])
         seen.require(f"{what}, {requests} requests")
         before = self.agreement.get(what)
         self.agreement[what] = seen if before is None else before.merged_with(seen)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -16,28 +16,31 @@ from bench.load import (
     poisson_arrivals,
     run_loop,
 )
+from bench.load_generators import wrk
 from bench.record import Result
 from bench.run import Run
-from bench.score.plan import EXTENSION, PATHS, STOCK, Case, Plan, alternating, make_cases
+from bench.score.plan import EXTENSION, PATHS, STOCK, Case, Plan, alternating
 from bench.server import MeasuredServer
 from bench.status import packed_requests
-from bench.workloads import ClosedLoop, Load, Shape
+from bench.workloads import ClosedLoop, Load
 
 _MIN_REQUESTS = 20
+_ASK_S = 1.0
+"""Least length of the loop that only collects answers, if wrk makes the measured load."""
 
 
 @dataclass(slots=True)
 class ModelRun(Run[Plan, Result]):
-    """Measures every shape under every load.
+    """Measures every case under every load.
 
     Attributes:
         logs: directory of the servers' logs.
     """
 
     logs: Path
-    _stock_rates: dict[Shape, float] = field(init=False, default_factory=dict)
+    _stock_rates: dict[str, float] = field(init=False, default_factory=dict)
 
-    def run(self) -> None:
+    def run(self, cases: Sequence[Case]) -> None:
         """Measure stock and extension in turn.
 
         Raises:
@@ -45,14 +48,13 @@ class ModelRun(Run[Plan, Result]):
             LoadError: a server failed under load.
             ServerStartError: a server did not start.
         """
-        cases = make_cases(self.model, self.plan.shapes, text=self.plan.text)
         if self.plan.side_by_side:
             self._side_by_side(cases)
         else:
             for repeat in range(self.plan.alternations):
                 self._in_turn(repeat, cases)
 
-    def _in_turn(self, repeat: int, cases: list[Case]) -> None:
+    def _in_turn(self, repeat: int, cases: Sequence[Case]) -> None:
         for path in PATHS:
             self.tell(f"{self.preset}: start {repeat + 1} of {path}")
             with self._server(path, repeat) as server:
@@ -60,7 +62,7 @@ class ModelRun(Run[Plan, Result]):
                 for case, load in self._loads(cases):
                     self._measure(path, repeat, server.port, case, load)
 
-    def _side_by_side(self, cases: list[Case]) -> None:
+    def _side_by_side(self, cases: Sequence[Case]) -> None:
         """Start both servers once; measure each while the other is paused, in alternating order."""
         with self._server(STOCK, 0) as stock, self._server(EXTENSION, 0) as extension:
             turns = [(STOCK, stock, extension), (EXTENSION, extension, stock)]
@@ -71,35 +73,39 @@ class ModelRun(Run[Plan, Result]):
                     with other.paused():
                         self._measure(path, repeat, server.port, case, load)
 
-    def _loads(self, cases: list[Case]) -> Iterator[tuple[Case, Load]]:
+    def _loads(self, cases: Sequence[Case]) -> Iterator[tuple[Case, Load]]:
         return product(cases, self.plan.ordered_loads())
 
     def _server(self, path: str, repeat: int) -> MeasuredServer:
         log = self.logs / f"{self.preset}-{path}-{repeat + 1}.log"
-        env = self.plan.stock_env if path == STOCK else None
+        env = {**self.plan.env_of_both, **(self.plan.stock_env if path == STOCK else {})}
         return MeasuredServer(self.model, self.plan.server_args(path), env=env, log_path=log)
 
-    def _check_before_timing(self, path: str, port: int, cases: list[Case]) -> None:
+    def _check_before_timing(self, path: str, port: int, cases: Sequence[Case]) -> None:
         for case in cases:
             answers, shape = ask_each(port, case.gate), case.shape
             self.gate.hold(path, f"{self.preset} {shape}", f"{shape} gate", answers)
 
     def _measure(self, path: str, repeat: int, port: int, case: Case, load: Load) -> None:
-        packed_before = packed_requests(port)
+        packed_before, shape = packed_requests(port), str(case.shape)
+        rate = None
         if isinstance(load, ClosedLoop):
-            window = Window(self.plan.seconds, max(_MIN_REQUESTS, 2 * load.clients))
-            rate = None
+            seconds = _ASK_S if self.plan.by_wrk else self.plan.seconds
+            window = Window(seconds, max(_MIN_REQUESTS, 2 * load.clients))
             seen = run_loop(closed_loop(port, case.pool, load.clients, window))
-            if path == STOCK and repeat == 0:
-                self._stock_rates[case.shape] = seen.requests_per_s
         else:
             window = Window(self.plan.seconds, _MIN_REQUESTS)
-            rate = load.requests_per_s(self._stock_rates.get(case.shape, 0.0))
+            rate = load.requests_per_s(self._stock_rates.get(shape, 0.0))
             arrivals = poisson_arrivals(rate, window, seed=0)
             seen = run_loop(open_loop(port, case.pool, arrivals))
-        packed = packed_requests(port) - packed_before
-        shape = str(case.shape)
         self.gate.hold(path, f"{self.preset} {shape}", f"{shape} timed", seen.answers)
+        sent = seen.sent
+        if self.plan.by_wrk and isinstance(load, ClosedLoop):
+            seen = wrk.closed_loop(port, case.pool, load.clients, self.plan.seconds)
+            sent += seen.sent
+        if path == STOCK and repeat == 0 and isinstance(load, ClosedLoop):
+            self._stock_rates[shape] = seen.requests_per_s
+        packed = packed_requests(port) - packed_before
         self.results.append(
             result_of(
                 seen,
@@ -109,7 +115,7 @@ class ModelRun(Run[Plan, Result]):
                 path=path,
                 repeat=repeat,
                 items=case.shape.items,
-                packed_share=packed / seen.sent,
+                packed_share=packed / sent / case.counted,
                 rate_per_s=rate,
                 operation_ratio=case.operation_ratio,
             )

@@ -9,22 +9,16 @@ from typing import Annotated
 import typer
 
 from bench.command import Bench
-from bench.options import Dtype, Flags, Name, Preset, Seed, ShapeText
-from bench.soak.report import save_soak_plot, soak_table
+from bench.options import Dtype, Flags, Name, Preset
+from bench.soak.report import soak_table
 from bench.soak.session import SoakPlan, SoakRun
 from bench.soak.windows import MOST_DRIFT
-from bench.workloads import Shape
 
 
 def main(
     preset: Preset = "micro",
     minutes: Annotated[float, typer.Option(min=0.1, help="Length of the load.")] = 20.0,
     load: Annotated[float, typer.Option(min=0.01, help="Share of the measured capacity.")] = 0.8,
-    shape: ShapeText = "60+2x50",
-    clients: Annotated[
-        int, typer.Option(min=1, help="Clients of the closed loop that finds the capacity.")
-    ] = 8,
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds between samples.")] = 5.0,
     dtype: Dtype = "float32",
     flags: Flags = "",
     engines: Annotated[
@@ -33,7 +27,6 @@ def main(
             min=0, help="Engines behind a router, one core each; 0 for one server without a router."
         ),
     ] = 0,
-    seed: Seed = 0,
     name: Name = "soak",
 ) -> None:
     """Check whether throughput, memory and pauses stay the same under a long load."""
@@ -41,13 +34,9 @@ def main(
     plan = SoakPlan(
         seconds=minutes * 60,
         load=load,
-        shape=Shape.parse(shape),
-        clients=clients,
-        every_s=every,
         dtype=dtype,
         extension_args=tuple(shlex.split(flags)),
         engines=engines,
-        seed=seed,
     )
     with bench.measured_model(preset) as (model, status):
         run = SoakRun(preset, model, plan, status.update)
@@ -58,9 +47,6 @@ def main(
     found = {"preset": preset, "rate_per_s": run.rate_per_s, "verdict": asdict(verdict)}
     found |= {"reports": run.reports, "plan": asdict(plan), "gate": run.gate.as_dict()}
     bench.record(run.results, **found)
-    over = f"{preset}, {engines} engines behind a router" if engines else preset
-    title = f"{over}, {shape}, {load:.0%} load, {bench.title}"
-    save_soak_plot(bench.picture, run.results, title)
     bench.say_written()
     raise typer.Exit(0 if verdict.passed else 1)
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.fleet.engines import cores_for, engines_on, router
-from bench.http_client import Connection, LoadError, connect, post_bytes
-from bench.load import run_loop
+from bench.http_client import LoadError, post_bytes
+from bench.load import ask_each
 from bench.server import MeasuredServer
-from bench.status import status_page
+from bench.status import extension_page
 
 Reports = list[dict[str, Any]]
 """Reports of processes on their garbage collection."""
@@ -33,7 +33,7 @@ class Subject:
 
     def packed(self) -> int:
         """Requests that were answered on the packed path so far."""
-        page = self._page()
+        page = extension_page(self.port)
         counters = (page if self.engines else page["frontend"])["counters"]
         return int(counters["requests"].get("packed", 0))
 
@@ -44,15 +44,9 @@ class Subject:
             LoadError: a server does not answer, or some of its processes are silent.
         """
         if not self.engines:
-            return run_loop(_gc_reports(self.port))
-        own = self._page()["garbage_collection"]
-        return [own, *(each for port in self.engines for each in run_loop(_gc_reports(port)))]
-
-    def _page(self) -> dict[str, Any]:
-        page = status_page(self.port)
-        if page is None:
-            raise LoadError("the server has no status page")
-        return page
+            return _gc_reports(self.port)
+        own = extension_page(self.port)["garbage_collection"]
+        return [own, *(each for port in self.engines for each in _gc_reports(port))]
 
 
 @contextmanager
@@ -76,13 +70,9 @@ def running(
         yield Subject(server.port)
 
 
-async def _gc_reports(port: int) -> Reports:
-    connection = await connect(port, Connection)
-    try:
-        asked = post_bytes("/prefill_only/gc", b'{"action": "stats"}')
-        answer = json.loads(await connection.send(asked))
-    finally:
-        connection.close()
+def _gc_reports(port: int) -> Reports:
+    asked = post_bytes("/prefill_only/gc", b'{"action": "stats"}')
+    answer = json.loads(ask_each(port, [asked])[0])
     if not answer["complete"]:
         raise LoadError("some processes did not report their garbage collection")
     reports: Reports = answer["processes"]

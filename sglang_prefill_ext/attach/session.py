@@ -59,13 +59,12 @@ class Session:
         )
         self.scoring, self.embedding = ScoreFrontend(self.path), EmbedFrontend(self.path)
         self._send_rows, self._send = send_rows, send
-        self._sent: set[str] = set()
         self._stock: dict[str, asyncio.Future[messages.StockAnswer]] = {}
         self._closed = ""
 
     @property
     def in_flight(self) -> int:
-        return len(self._sent) + len(self._stock)
+        return self.exchange.in_flight + len(self._stock)
 
     @property
     def encoder(self) -> str:
@@ -75,8 +74,7 @@ class Session:
     def close(self, why: str) -> None:
         """End every call: the engine has gone."""
         self._closed = why
-        for rid in list(self._sent):
-            self.deliver(messages.RowsAnswer(rid, PackedResult(Status.UNREACHABLE, why)))
+        self.exchange.deliver_to_all(PackedResult(Status.UNREACHABLE, why))
         for rid in self._stock:
             self.end_stock(rid, EngineUnavailableError(why))
 
@@ -85,7 +83,6 @@ class Session:
     ) -> None:
         """Hand an answer to its call, if that is still waiting."""
         if isinstance(answer, messages.RowsAnswer):
-            self._sent.discard(answer.rid)
             self.exchange.deliver(answer.rid, answer.result)
         elif isinstance(answer, messages.StockError):
             end, wait_s = end_with_http(answer.status), answer.retry_after_s
@@ -113,11 +110,9 @@ class Session:
 
     def send(self, rid: str, rows: PackedRows, options: RequestOptions) -> None:
         self._require_open()
-        self._sent.add(rid)
         self._send_rows(rid, rows, options)
 
     def abort(self, rid: str) -> None:
-        self._sent.discard(rid)
         if not self._closed:
             self._send(messages.Abort(rid))
 

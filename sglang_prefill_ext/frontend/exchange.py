@@ -69,6 +69,11 @@ class PackedExchange:
         if future is not None and not future.done():
             future.set_result(answer)
 
+    def deliver_to_all(self, answer: PackedResult) -> None:
+        """Hand an answer to every call that is still waiting."""
+        for rid in self._pending:
+            self.deliver(rid, answer)
+
     def admitted(
         self, options: RequestOptions, request: Any = None
     ) -> AbstractAsyncContextManager[object]:

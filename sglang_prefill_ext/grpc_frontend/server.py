@@ -15,6 +15,7 @@ from sglang_prefill_ext.grpc_frontend import prefill_pb2, prefill_pb2_grpc, tran
 from sglang_prefill_ext.grpc_frontend.service import PrefillService
 from sglang_prefill_ext.grpc_frontend.settings import Listening
 from sglang_prefill_ext.grpc_frontend.transport import BearerAuth
+from sglang_prefill_ext.process.shared_port import joined
 
 _SERVICE = prefill_pb2.DESCRIPTOR.services_by_name["Prefill"].full_name
 
@@ -82,7 +83,8 @@ def server_of(
     if settings.reflection:
         names = (_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
-    address, credentials = transport.address_of(settings), transport.credentials(settings)
+    address = joined(settings.host, settings.port)
+    credentials = transport.credentials(settings)
     try:
         if credentials is None:
             server.add_insecure_port(address)

@@ -13,7 +13,6 @@ import grpc
 
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.grpc_frontend.settings import Compression, Listening
-from sglang_prefill_ext.process.shared_port import joined
 
 ALGORITHMS = {
     Compression.NONE: grpc.Compression.NoCompression,
@@ -45,11 +44,6 @@ def server_options(settings: Listening) -> list[tuple[str, Any]]:
             ("grpc.keepalive_timeout_ms", _PING_TIMEOUT_MS),
         ]
     return options
-
-
-def address_of(settings: Listening) -> str:
-    """Return where to listen."""
-    return joined(settings.host, settings.port)
 
 
 def credentials(settings: Listening) -> grpc.ServerCredentials | None:

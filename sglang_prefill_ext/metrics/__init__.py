@@ -55,9 +55,9 @@ class FrontendMetrics:
                 # Totals exist from the start, so that alerts notice the first increment.
                 self._exported[name] = counter if more else counter.labels(**prometheus_labels)
 
-    def record_packed(self) -> None:
-        """Count one request answered on the packed path."""
-        self._add_requests("packed", 1)
+    def record_packed(self, requests: int = 1) -> None:
+        """Count requests answered on the packed path."""
+        self._add_requests("packed", requests)
 
     def record_work(self, rows: PackedRows, answer: PackedResult) -> None:
         """Count what answering one packed message took; it may hold the rows of many requests."""

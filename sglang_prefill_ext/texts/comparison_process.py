@@ -17,13 +17,13 @@ from tempfile import TemporaryFile
 import msgspec
 
 from sglang_prefill_ext.config import TokenizerChoice
-from sglang_prefill_ext.process.children import module_command
+from sglang_prefill_ext.process.children import module_command, tethered
 from sglang_prefill_ext.texts import libraries, sample_texts
 from sglang_prefill_ext.texts.comparison import Comparison, compare
 from sglang_prefill_ext.texts.libraries import TokenizerCopy
 
 _LOOK_S = 0.2
-"""How often each of the two processes checks on the other."""
+"""How often the child is looked at."""
 
 LONGEST_S = 600.0
 """Limit for a comparison, which takes seconds unless the library hangs."""
@@ -58,7 +58,7 @@ def compare_in_child(library: TokenizerChoice, json: str, count: int) -> Compari
         NotComparedError: that process could not be started, was killed, crashed or took too long.
         SystemExit: this process is about to end.
     """
-    command = module_command(__name__, library, str(count), str(os.getpid()))
+    command = tethered(module_command(__name__, library, str(count)))
     with TemporaryFile() as question:  # writing to a pipe would block if the child did not read
         question.write(json.encode())
         question.seek(0)
@@ -100,19 +100,12 @@ def wait_a_little() -> None:
 
 def main() -> None:
     """Read a tokenizer from standard input and write the comparison to standard output."""
-    library, count, parent = sys.argv[1:]
+    library, count = sys.argv[1:]
     os.nice(_NICENESS)
-    threading.Thread(target=_end_with, args=(int(parent),), daemon=True).start()
     comparison = compare_here(
         TokenizerChoice(library), sys.stdin.buffer.read().decode(), int(count)
     )
     sys.stdout.buffer.write(msgspec.json.encode(comparison))
-
-
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(_LOOK_S)
-    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +16,12 @@ import pytest
 
 from bench import load
 from bench.breakdown import live
-from bench.decisions import session as decision_session
-from bench.decisions.kinds import KINDS, Prompts
-from bench.decisions.session import DecisionRun
+from bench.decisions.kinds import KINDS, Prompts, case_of, compare_numbers
 from bench.decode import beside
 from bench.decode import session as decode_session
 from bench.decode.plan import ALONE, OPEN, SATURATED, DecodePlan
 from bench.decode.session import DecodeRun
-from bench.http_client import LoadError, post_bytes
+from bench.http_client import LoadError
 from bench.load import Measurement, Window, run_loop
 from bench.load_generators import servers as generator_servers
 from bench.load_generators import wrk
@@ -34,7 +34,7 @@ from bench.mixed.session import MixRun
 from bench.schedulers import session as schedulers_session
 from bench.schedulers.session import SchedulersRun
 from bench.score import session as main_session
-from bench.score.plan import EXTENSION, STOCK, Plan
+from bench.score.plan import EXTENSION, STOCK, Plan, make_cases
 from bench.score.report import compare_paths
 from bench.score.session import ModelRun
 from bench.soak import subjects as soak_subjects
@@ -70,7 +70,7 @@ def started(
         started.append(list(args))
         return nullcontext(server if "--enable-prefill-only" in args else stock)
 
-    sessions = (main_session, decode_session, decision_session, mixed_session, soak_subjects)
+    sessions = (main_session, decode_session, mixed_session, soak_subjects)
     for module in (*sessions, schedulers_session, live, generator_servers):
         monkeypatch.setattr(module, "MeasuredServer", running)
     # The real function would leave the servers of the other tests on one core each.
@@ -89,10 +89,9 @@ def silent(_what: str) -> None:
 
 def test_main(model: Path, tmp_path: Path, started: list[list[str]]) -> None:
     shapes = (SHAPE, Shape(5, 0, 1))
-    run = ModelRun(
-        "micro", model, Plan(shapes, LOADS, 0.0, 2, ("--enable-prefill-only",)), silent, tmp_path
-    )
-    run.run()
+    plan = Plan(LOADS, 0.0, 2, ("--enable-prefill-only",))
+    run = ModelRun("micro", model, plan, silent, tmp_path)
+    run.run(make_cases(model, shapes))
     assert ["--enable-prefill-only" in args for args in started] == [False, True, False, True]
     cells = {(r.path, r.repeat, r.shape, r.load) for r in run.results}
     assert len(cells) == len(run.results) == 2 * 2 * 2 * 2
@@ -112,9 +111,9 @@ def test_main(model: Path, tmp_path: Path, started: list[list[str]]) -> None:
 
 def test_main_side_by_side(model: Path, tmp_path: Path, started: list[list[str]]) -> None:
     flags = ("--enable-prefill-only",)
-    plan = Plan((SHAPE,), (ClosedLoop(2),), 0.0, 3, flags, side_by_side=True)
+    plan = Plan((ClosedLoop(2),), 0.0, 3, flags, side_by_side=True)
     run = ModelRun("micro", model, plan, silent, tmp_path)
-    run.run()
+    run.run(make_cases(model, [SHAPE]))
     assert len(started) == 2
     each_first_in_turn = [STOCK, EXTENSION, EXTENSION, STOCK, STOCK, EXTENSION]
     assert [each.path for each in run.results] == each_first_in_turn
@@ -126,12 +125,12 @@ def test_decode(model: Path, started: list[list[str]], monkeypatch: pytest.Monke
     for module in (beside, decode_session):
         monkeypatch.setattr(module, "WARM_UP_S", 0.0)
     plan = DecodePlan(
-        *(SHAPE, 2, 5, 3),
+        *(0.0, 1, 3, SHAPE),
+        clients=2,
+        prompt_tokens=5,
+        new_tokens=3,
         share=0.1,
         score_clients=2,
-        seconds=0.0,
-        alternations=1,
-        decode_slowdown=3,
     )
     run = DecodeRun("micro", model, plan, silent)
     run.run()
@@ -153,7 +152,7 @@ def test_decode(model: Path, started: list[list[str]], monkeypatch: pytest.Monke
 def test_mixed(model: Path, started: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mixed_session, "_MIN_PER_LENGTH", 8)
     monkeypatch.setattr(mixed_session, "_IDLE_PER_TURN", 4)
-    run = MixRun("micro", model, MixPlan((3, 9), 0.5, 0.0, 0.0, 2), silent)
+    run = MixRun("micro", model, MixPlan((3, 9), 0.0, 0.0, 0.5, 2), silent)
     run.run()
     assert len(started) == 4
     seen = [(each.variant, each.load_of) for each in run.results]
@@ -206,22 +205,18 @@ def test_schedulers(model: Path, started: list[list[str]]) -> None:
     assert run.gate.agreement["1 scheduler"].holds
 
 
-@pytest.mark.parametrize("how", ["in_turn", "side_by_side"])
-def test_decisions(model: Path, started: list[list[str]], how: str) -> None:
-    prompts = Prompts(1, 0, 2, 3)
-    run = DecisionRun(
-        *(model, KINDS["token"], prompts, [1, 2], 0.0),
-        threads=1,
-        spin=False,
-        apart=False,
-        by_wrk=False,
-    )
-    getattr(run, how)(2, prompts.draw(50, seed=0), silent)
+def test_decisions(model: Path, tmp_path: Path, started: list[list[str]]) -> None:
+    plan = Plan((ClosedLoop(1), ClosedLoop(2)), 0.0, 2, ("--enable-prefill-only",))
+    run = ModelRun("micro", model, plan, silent, tmp_path)
+    kind = replace(KINDS["token"], prompts=Prompts(1, 0, 2, 3))
+    run.gate.compare = partial(compare_numbers, kind)
+    run.run([case_of(kind, vocabulary=50)])
+    assert len(started) == 4
     seen = [(each.repeat, each.path, each.load) for each in run.results]
     loads_of = ("1 client", "2 clients")
     assert seen == [(n, path, each) for n in range(2) for path in BOTH for each in loads_of]
     assert {each.packed_share for each in run.results if each.path == EXTENSION} == {1.0}
-    assert run.gate.compared > 0
+    assert run.gate.agreement["micro 0+2-3x1"].rows > 0
 
 
 @pytest.mark.parametrize("path", BOTH)
@@ -233,20 +228,9 @@ def test_breakdown(model: Path, started: list[list[str]], path: str) -> None:
     assert (cost.forward_us is not None) == (path == EXTENSION)
 
 
-def python_loop(
-    port: int, path: str, bodies: Sequence[bytes], clients: int, seconds: float
-) -> Measurement:
+def python_loop(port: int, pool: Sequence[bytes], clients: int, seconds: float) -> Measurement:
     """Replaces wrk, which is not installed on every machine."""
-    pool = [post_bytes(path, each) for each in bodies]
     return run_loop(load.closed_loop(port, pool, clients, Window(seconds, 20)))
-
-
-def python_arrivals(
-    port: int, path: str, bodies: Sequence[bytes], requests_per_s: float, seconds: float, seed: int
-) -> Measurement:
-    pool = [post_bytes(path, each) for each in bodies]
-    arrivals = load.poisson_arrivals(requests_per_s, Window(seconds, 20), seed)
-    return run_loop(load.open_loop(port, pool, arrivals))
 
 
 @pytest.fixture
@@ -254,16 +238,15 @@ def generators(
     model: Path, started: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> GeneratorRun:
     monkeypatch.setattr(wrk, "closed_loop", python_loop)
-    monkeypatch.setattr(wrk, "open_loop", python_arrivals)
-    return GeneratorRun(model, [SHAPE], [Wire.IDS], LOADS, 0.0, front_ends=1)
+    return GeneratorRun(model, [SHAPE], [Wire.IDS], [2], 0.0, front_ends=1)
 
 
 def test_load_generators(generators: GeneratorRun) -> None:
     for path in BOTH:
         generators.measure(path, 0)
-    closed, opened = compare_paths(generators.results)
-    assert (closed.stock.load, opened.stock.load) == ("2 clients, ids", "50% of stock, ids")
-    assert closed.extension.packed_share == opened.extension.packed_share == 1.0
+    (closed,) = compare_paths(generators.results)
+    assert closed.stock.load == "2 clients, ids"
+    assert closed.extension.packed_share == 1.0
     assert generators.gate.agreement["5+2x3 ids"].rows >= 3 * 60
 
 

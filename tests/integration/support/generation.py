@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 
-from tests.integration.support.client import Client, Json
+from tests.integration.support.client import Client, Json, generate_body
 from tests.integration.support.parity import assert_same_answer
 
 PROMPT = [5, 6, 7, 8]
@@ -29,8 +29,7 @@ def assert_generation_is_undisturbed(client: Client, bodies: list[Json], new_tok
 
 
 def stream_request(new_tokens: int) -> Json:
-    sampling = {"max_new_tokens": new_tokens, "temperature": 0, "ignore_eos": True}
-    return {"input_ids": [20, 21, 22], "sampling_params": sampling, "stream": True}
+    return generate_body([20, 21, 22], new_tokens) | {"stream": True}
 
 
 def stream_events(client: Client, new_tokens: int) -> list[Json]:

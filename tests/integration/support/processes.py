@@ -16,6 +16,7 @@ from threading import Semaphore
 import httpx
 import psutil
 
+from bench.cores import is_scheduler
 from sglang_prefill_ext.attach import carrier
 from sglang_prefill_ext.frontend.options import TIMEOUT_HEADER
 from sglang_prefill_ext.local_server import LocalServer
@@ -34,12 +35,13 @@ def scheduler_pid(server: LocalServer) -> int:
 
 
 def scheduler_pids(server: LocalServer) -> list[int]:
-    """The processes of schedulers; SGLang names its processes after their roles."""
-    titles = {}
+    """The processes of schedulers."""
+    found = []
     for pid in server.pids:
         with suppress(OSError):  # it has just ended
-            titles[pid] = Path(f"/proc/{pid}/cmdline").read_text()
-    return [pid for pid, title in titles.items() if title.startswith("sglang::scheduler")]
+            if is_scheduler(pid):
+                found.append(pid)
+    return found
 
 
 def open_files(pid: int) -> int:

@@ -49,7 +49,7 @@ def test_mixed_prints_and_keeps_its_record(commands: Commands) -> None:
     output = commands.run(mixed.main, "--length", "32", "--length", "128", "--name", "here")
     assert "95% of stock" in output
     assert "gate green: fcfs: 100 rows" in output
-    lines = commands.lines("here")
+    lines = commands.record("here")
     assert [line["variant"] for line in lines] == [STOCK, FCFS]
     assert lines[0]["plan"]["lengths"] == [32, 128]
     assert lines[0]["command"][:3] == ["python", "-m", "bench.mixed"]
@@ -72,7 +72,7 @@ def test_decode_prints_and_keeps_its_record(commands: Commands) -> None:
     output = commands.run(decode.main, "--name", "here", "--alternations", "1")
     assert "saturated: pace, of the share of time" in output
     assert "gate green: 77 generations equal" in output
-    lines = commands.lines("here")
+    lines = commands.record("here")
     assert [(line["path"], line["phase"]) for line in lines] == [
         *((STOCK, phase) for phase in (ALONE, OPEN)),
         *((EXTENSION, phase) for phase in (ALONE, OPEN, SATURATED)),

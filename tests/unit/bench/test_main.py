@@ -44,13 +44,13 @@ class Server(LocalServer):
         pid_file.with_suffix(".new").rename(pid_file)
 
 session.MeasuredServer = Server
-session.make_cases = lambda model, shapes, **how: []
+command.make_cases = lambda model, shapes, **how: []
 command.make_model = lambda preset, directory: directory
 typer.run(command.main)
 """
 
 
-def measured(run: ModelRun) -> None:
+def measured(run: ModelRun, _cases: object = None) -> None:
     for repeat in range(run.plan.alternations):
         of_both = {"preset": run.preset, "repeat": repeat}
         run.results += [result("stock", **of_both), result("stock", closed=False, **of_both)]
@@ -64,6 +64,7 @@ def test_green_run_prints_the_ratio_and_keeps_the_record(
 ) -> None:
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(command, "make_model", lambda preset, directory: directory)
+    monkeypatch.setattr(command, "make_cases", lambda model, shapes, text: [])
     monkeypatch.setattr(ModelRun, "run", measured)
     output = commands.run(command.main, *BOTH, "--name", "here")
     assert signal.getsignal(signal.SIGTERM) is before
@@ -82,12 +83,13 @@ def test_green_run_prints_the_ratio_and_keeps_the_record(
 def test_red_gate_prints_no_figure_and_keeps_none(
     commands: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def disagree(run: ModelRun) -> None:
+    def disagree(run: ModelRun, _cases: object) -> None:
         measured(run)
         if run.preset == "tiny":
             raise GateError("tiny, 60+2x50: stock and extension disagree")
 
     monkeypatch.setattr(command, "make_model", lambda preset, directory: directory)
+    monkeypatch.setattr(command, "make_cases", lambda model, shapes, text: [])
     monkeypatch.setattr(ModelRun, "run", disagree)
     output = commands.run(command.main, *BOTH, status=1)
     assert "No figures: tiny, 60+2x50: stock and extension disagree" in output

@@ -6,14 +6,14 @@ from bench.simulation.variants import VARIANTS
 from tests.unit.bench.commands import Commands
 
 
-def test_appends_records_and_draws_the_plot(commands: Commands) -> None:
+def test_appends_records(commands: Commands) -> None:
     options = ("--load", "0.5", "--shared", "0.3", "--launch-ms", "2", "--name", "two")
     for _ in range(2):
         output = commands.run(simulate.main, "--requests", "100", *options)
         assert "30% of the requests" in output
         for variant in VARIANTS:
             assert sum(f" {variant.name} " in line for line in output.splitlines()) == 1
-    lines = commands.lines("two")
+    lines = commands.record("two")
     assert len(lines) == 2 * len(VARIANTS)
     first = lines[0]
     assert first["cost"] == {"launch_ms": 2.0, "ms_per_token": 0.0025, "ms_per_row": 0.0}

@@ -10,7 +10,7 @@ def test_prints_and_records_a_line_per_regime_load_and_variant(commands: Command
     output = commands.run(simulate_decode.main, *options)
     for variant in VARIANTS:
         assert output.count(f" {variant.name} ") == len(REGIMES)
-    lines = commands.lines("two")
+    lines = commands.record("two")
     assert [(line["regime"], line["load"], line["variant"]) for line in lines] == [
         (regime.name, 0.9, variant.name) for regime in REGIMES for variant in VARIANTS
     ]

@@ -5,7 +5,6 @@ from collections.abc import Callable
 import pytest
 
 from bench.http_client import LoadError
-from bench.load import run_loop
 from bench.status import (
     PackedCounters,
     packed_counters,
@@ -34,7 +33,7 @@ def test_since_is_the_difference() -> None:
 
 def test_asks_the_server(stand_in: StandIn) -> None:
     stand_in.packed = 7
-    seen = run_loop(packed_counters(stand_in.port))
+    seen = packed_counters(stand_in.port)
     assert (seen.requests, seen.forwards) == (7, 7)
     assert seen.busy_s > 0.0
 
@@ -51,5 +50,5 @@ def test_a_server_without_the_page_has_packed_nothing(
 
 def test_a_server_without_the_page_is_an_error(stand_in: StandIn) -> None:
     stand_in.status = 404
-    with pytest.raises(LoadError, match="404"):
-        run_loop(packed_counters(stand_in.port))
+    with pytest.raises(LoadError, match="no status page"):
+        packed_counters(stand_in.port)

@@ -51,14 +51,6 @@ def test_calls_and_connections_are_bounded() -> None:
     assert "grpc.max_connection_age_ms" not in without
 
 
-@pytest.mark.parametrize(
-    ("host", "address"),
-    [("::1", "[::1]:5"), ("127.0.0.1", "127.0.0.1:5"), ("localhost", "localhost:5")],
-)
-def test_an_address_with_colons_is_put_into_brackets(host: str, address: str) -> None:
-    assert transport.address_of(settings(host=host, port=5)) == address
-
-
 def test_every_compression_is_known_to_grpc() -> None:
     assert transport.ALGORITHMS.keys() == set(Compression)
     assert transport.ALGORITHMS[settings().compression] is grpc.Compression.NoCompression

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
-from bench.decisions.kinds import KINDS, Prompts, numbers_of
+from bench.decisions.kinds import KINDS, Prompts, case_of, compare_numbers, numbers_of
+from bench.gate import GateError
+from bench.score.score_gate import ScoreGate
 
 
 def test_lengths_are_spread_from_end_to_end() -> None:
@@ -42,3 +46,45 @@ def test_bodies_ask_for_what_the_kind_is_about() -> None:
 )
 def test_numbers_are_those_that_are_compared(name: str, answer: Any, numbers: list[float]) -> None:
     assert numbers_of(KINDS[name], json.dumps(answer).encode()).tolist() == numbers
+
+
+@pytest.mark.parametrize(("name", "counted"), [("embedding", 1), ("logprobs", 3)])
+def test_a_case_has_whole_requests(name: str, counted: int) -> None:
+    case = case_of(replace(KINDS[name], prompts=Prompts(3, 5, 2, 2)), vocabulary=100)
+    assert (str(case.shape), case.shape.items, case.counted) == ("5+2x3", 3, counted)
+    assert len({*case.pool, *case.gate}) == 256
+    assert all(each.startswith(f"POST {KINDS[name].path} ".encode()) for each in case.pool)
+
+
+def body(*vector: float) -> bytes:
+    return json.dumps({"data": [{"embedding": list(vector)}]}).encode()
+
+
+def gate_of(stock: dict[int, bytes], dtype: str = "float32") -> ScoreGate:
+    gate = ScoreGate(dtype, partial(compare_numbers, KINDS["embedding"]))
+    gate.keep("some", stock)
+    return gate
+
+
+def test_the_gate_keeps_the_largest_difference() -> None:
+    gate = gate_of({1: body(0.5, 1.0), 2: body(0.0)}, "bfloat16")
+    gate.check("all", "some", {1: body(0.5, 1.01), 3: body(9.0)})
+    gate.check("all", "some", {2: body(0.002)})
+    seen = gate.agreement["all"]
+    assert (seen.rows, seen.largest_logprob) == (2, pytest.approx(0.01))
+
+
+def test_large_numbers_are_compared_relative_to_themselves() -> None:
+    gate = gate_of({1: body(-20.0)})
+    gate.check("all", "some", {1: body(-20.000_01)})
+    assert gate.agreement["all"].largest_logprob == pytest.approx(5e-6)
+
+
+@pytest.mark.parametrize(
+    "extension", [{1: body(0.5, 1.2)}, {1: body(0.5)}, {2: body(0.5, 1.0)}, {1: body(np.nan, 1.0)}]
+)
+def test_the_gate_is_red_where_answers_differ_or_none_was_compared(
+    extension: dict[int, bytes],
+) -> None:
+    with pytest.raises(GateError):
+        gate_of({1: body(0.5, 1.0)}).check("all", "some", extension)

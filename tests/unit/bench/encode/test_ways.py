@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 
 from bench.encode import run, ways
-from bench.encode.ways import BATCH, draw_texts, rows_of
+from bench.encode.ways import BATCH, SERVED, draw_texts, rows_of
 from bench.gate import GateError
 from bench.workloads import Shape
 from sglang_prefill_ext.texts.frame import NO_FRAME
@@ -35,9 +36,8 @@ def tokenizer(texts: list[str]) -> dict[str, list[list[int]]]:
 
 def all_ways() -> dict[str, ways.Way]:
     splice = Splice(Boundaries(), NO_FRAME)
-    return (
-        ways.stock_ways(tokenizer) | ways.encoder_ways(Bytes, splice) | ways.served_ways(Texts)  # type: ignore[arg-type]
-    )
+    served = {SERVED: partial(Texts().encode_joined, item_first=False)}
+    return ways.stock_ways(tokenizer) | ways.encoder_ways(Bytes, splice) | served
 
 
 def test_requests_have_their_shape_and_are_the_same_again() -> None:

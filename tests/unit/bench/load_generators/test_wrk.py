@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from bench.http_client import LoadError
+from bench.http_client import LoadError, post_bytes
 from bench.load_generators import wrk
 
 SUMMARY = {"requests": 5, "microseconds": 2_000_000, "errors": 0}
 LATENCIES = [[1000, 3], [4000, 2]]
+POOL = [post_bytes("/v1/score", body) for body in (b"{}", b"[1]")]
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_what_wrk_saw_becomes_a_measurement(said: Path) -> None:
     said.write_text(json.dumps({**SUMMARY, "latencies": LATENCIES}))
-    seen = wrk.closed_loop(1234, "/v1/score", [b"{}", b"[1]"], clients=3, seconds=1.5)
+    seen = wrk.closed_loop(1234, POOL, clients=3, seconds=1.5)
     assert seen.latencies_s == [0.001] * 3 + [0.004] * 2
     assert (seen.sent, seen.seconds, seen.requests_per_s) == (5, 2.0, 2.5)
     arguments, bodies = json.loads((said.parent / "asked").read_text())
@@ -42,16 +43,8 @@ def test_what_wrk_saw_becomes_a_measurement(said: Path) -> None:
     assert arguments[-1] == "/v1/score"
 
 
-def test_connections_of_an_open_loop_wait(said: Path) -> None:
-    said.write_text(json.dumps({**SUMMARY, "latencies": LATENCIES}))
-    wrk.open_loop(1234, "/v1/score", [b"{}"], requests_per_s=50, seconds=1, seed=7)
-    arguments, _ = json.loads((said.parent / "asked").read_text())
-    assert "-c400" in arguments
-    assert arguments[-3:] == ["/v1/score", "8000", "7"]  # 400 / 50 s
-
-
 @pytest.mark.parametrize("change", [{"errors": 1}, {"requests": 0}])
 def test_errors_and_silence_end_the_run(said: Path, change: dict[str, Any]) -> None:
     said.write_text(json.dumps({**SUMMARY, "latencies": LATENCIES, **change}))
     with pytest.raises(LoadError, match="wrk saw"):
-        wrk.closed_loop(1234, "/v1/score", [b"{}"], clients=3, seconds=1)
+        wrk.closed_loop(1234, POOL, clients=3, seconds=1)

@@ -41,4 +41,6 @@ def test_the_command_writes_what_it_prints(
     assert all(shape.name in printed for shape in SHAPES)
     assert "1.5 us a layer" in printed
     lengths = sum(len({f.tokens for f in recorded(s.experts, s.top_k)}) for s in SHAPES)
-    assert len(commands.lines("some")) == len(WAYS) * (2 * len(SHAPES) + lengths) + 1
+    written = commands.record("some")
+    assert len(written) == len(WAYS) * (2 * len(SHAPES) + lengths)
+    assert {each["decision_us"] for each in written} == {1.5}

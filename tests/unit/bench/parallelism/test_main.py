@@ -17,7 +17,7 @@ def test_predicted_and_measured_are_printed_and_recorded(
     monkeypatch.setattr(command, "engine", lambda *_, **__: nullcontext(stand_in))
     monkeypatch.setattr(command, "engines_on", lambda *_: nullcontext([stand_in.port] * 2))
     monkeypatch.setattr(command, "router", lambda _: nullcontext(stand_in))
-    monkeypatch.setattr(command, "status_page", lambda _: {"schedulers": [SCHEDULER]})
+    monkeypatch.setattr(command, "extension_page", lambda _: {"schedulers": [SCHEDULER]})
     monkeypatch.setattr(command, "measure_link", lambda _: Link(1.0, 100.0))
     monkeypatch.setattr(command, "usable_cores", lambda: {0, 1})
     sizes = ("--preset", "micro", "--shape", "3+2x4", "--seconds", "0", "--turns", "2")

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 from rich.table import Table
 
@@ -9,7 +8,6 @@ from bench.schedulers.report import (
     measured_table,
     model_table,
     off_by,
-    save_schedulers_plot,
 )
 from bench.schedulers.session import SchedulersResult
 from tests.unit.bench.commands import printed
@@ -68,10 +66,3 @@ def test_the_model_alone() -> None:
     # Device over Python time 0.1, 0.25, 0.5, 1 and 2; in turn and side by side.
     assert two == ["2", *("2.00 2.00 " * 3 + "1.00 2.00 " * 2).split()]
     assert four == ["4", *("4.00 4.00 " * 2 + "2.00 4.00 1.00 4.00 1.00 4.00").split()]
-
-
-def test_a_plot_is_written(tmp_path: Path) -> None:
-    for number, results in enumerate((RESULTS, [STOCK, ONE])):
-        path = tmp_path / "sub" / f"{number}.png"
-        save_schedulers_plot(path, results, "title")
-        assert path.read_bytes().startswith(b"\x89PNG")

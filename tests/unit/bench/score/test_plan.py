@@ -20,10 +20,11 @@ CONFIG = {
     "intermediate_size": 128,
     "vocab_size": 100,
 }
+SHAPES = (Shape(3, 2, 4), Shape(5, 0, 1))
 
 
 def plan(*loads: Load, dtype: str = "float32") -> Plan:
-    return Plan((Shape(3, 2, 4), Shape(5, 0, 1)), loads, 1.0, 2, ("--on",), dtype)
+    return Plan(loads, 1.0, 2, ("--on",), dtype)
 
 
 def bodies(requests: list[bytes]) -> list[dict[str, object]]:
@@ -77,8 +78,8 @@ def model(tmp_path: Path) -> Path:
 
 
 def test_cases_hold_distinct_timed_and_gate_requests(model: Path) -> None:
-    first, second = make_cases(model, plan().shapes)
-    assert (first.shape, second.shape) == (Shape(3, 2, 4), Shape(5, 0, 1))
+    first, second = make_cases(model, SHAPES)
+    assert (first.shape, second.shape) == SHAPES
     assert first.operation_ratio > 1.0
     timed, gate = bodies(first.pool), bodies(first.gate)
     assert len({str(body["query"]) for body in [*timed, *gate]}) == len(timed) + len(gate)
@@ -87,8 +88,8 @@ def test_cases_hold_distinct_timed_and_gate_requests(model: Path) -> None:
 
 
 def test_text_is_the_decoded_tokens(model: Path) -> None:
-    ids = bodies(make_cases(model, plan().shapes)[0].pool)[0]
-    text = bodies(make_cases(model, plan().shapes, text=True)[0].pool)[0]
+    ids = bodies(make_cases(model, SHAPES)[0].pool)[0]
+    text = bodies(make_cases(model, SHAPES, text=True)[0].pool)[0]
     assert isinstance(ids["query"], list)
     assert text["query"] == " ".join(f"w{token}" for token in ids["query"])
 

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-from pathlib import Path
-
-from bench.soak.report import save_soak_plot, soak_table
+from bench.soak.report import soak_table
 from bench.soak.windows import SoakWindow, Verdict
 from tests.unit.bench.commands import printed
 
@@ -16,9 +14,3 @@ def test_the_table_has_both_ends_and_the_verdict() -> None:
     text = printed(soak_table(WINDOWS, Verdict(-0.021, 0.001, 7, 2)))
     for words in ("100.0", "98.0", "1,400", "1,401", "-2.1%", "+0.1%", "7 pauses", "2 over 20 ms"):
         assert words in text
-
-
-def test_the_plot_is_a_picture(tmp_path: Path) -> None:
-    path = tmp_path / "results" / "soak.png"
-    save_soak_plot(path, WINDOWS, "title")
-    assert path.read_bytes().startswith(b"\x89PNG")
