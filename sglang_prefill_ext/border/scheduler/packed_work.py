@@ -78,15 +78,15 @@ class PackedWork:
         self._last_look_ms = 0.0
         self._holders: Set[Job] = frozenset()
 
-    def step(self, *, decoding: bool) -> bool:
+    def step(self, *, decoding: bool, may_wait: bool = False) -> bool:
         """Take one step of the runtime; the policy says whether it may launch a forward.
 
         Args:
             decoding: whether generations are running.
+            may_wait: see `PackedRuntime.may_wait`. Not beside stock batches, which would go first.
         """
         join_tokens = self.policy.join_tokens(self.runtime.next_tokens, decoding=decoding)
-        # Beside generations, the policy has decided that a forward goes first in this iteration.
-        launch = join_tokens is not None and (decoding or not self.runtime.may_wait)
+        launch = join_tokens is not None and not (may_wait and self.runtime.may_wait)
         moved = self.runtime.step(launch=launch, join_tokens=join_tokens or 0)
         if moved:
             self.show_queue()

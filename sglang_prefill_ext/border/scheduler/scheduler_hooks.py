@@ -79,12 +79,14 @@ def step_then_next_batch(
     if work is None:
         return original(scheduler, running_batch, last_batch)
     computed_before = work.runtime.stats.tokens_computed
-    if work.runtime.busy and work.step(decoding=bool(running_batch.reqs)):
+    decoding = bool(running_batch.reqs)
+    beside_stock = bool(decoding or last_batch or scheduler.waiting_queue)
+    if work.runtime.busy and work.step(decoding=decoding, may_wait=not beside_stock):
         scheduler.forward_ct += 1  # tells SGLang's watchdog that the scheduler is alive
         # It looks at every count: profiles start at one of them, and end at another.
         scheduler.profiler_manager._profile_batch_predicate(_LIKE_A_PREFILL)
         scheduler.maybe_send_health_check_signal()
-    if running_batch.reqs or last_batch or scheduler.waiting_queue:
+    if beside_stock:
         work.make_room()
     if work.has_given_room():
         # Set where a prompt found no slots, and else kept until one of these requests leaves.

@@ -88,14 +88,17 @@ def test_with_generations_a_forward_waits_until_it_is_paid_for(
     assert answers == ["a"]
 
 
-@pytest.mark.parametrize("decoding", [False, True])
-def test_a_forward_that_may_wait_goes_first_only_where_the_policy_says_so(
-    work: PackedWork, answers: Answers, monkeypatch: pytest.MonkeyPatch, decoding: bool
+@pytest.mark.parametrize("may_wait", [False, True])
+def test_a_forward_waits_only_where_it_may(
+    work: PackedWork, answers: Answers, monkeypatch: pytest.MonkeyPatch, may_wait: bool
 ) -> None:
     monkeypatch.setattr(PackedRuntime, "may_wait", True)
     submit(work, "a", 3)
-    assert any(work.step(decoding=decoding) for _ in range(5)) is decoding
-    assert answers == (["a"] if decoding else [])
+    assert work.step(decoding=False, may_wait=may_wait) is not may_wait
+    assert answers == ([] if may_wait else ["a"])
+    monkeypatch.setattr(PackedRuntime, "may_wait", False)
+    assert work.step(decoding=False, may_wait=True) is may_wait
+    assert answers == ["a"]
 
 
 @pytest.mark.parametrize("is_short", [False, True])

@@ -61,3 +61,17 @@ def test_only_beside_stock_requests_is_it_collected_for_want_of_slots(
     nothing = SimpleNamespace(batch_to_run=None)
     scheduler_hooks.step_then_next_batch(lambda *_args: nothing, scheduler, batch, last_batch)
     assert answers == (["job"] if beside == "nothing" else ["job", "next"])
+
+
+@pytest.mark.parametrize("beside", ["nothing", "prefilled", "waiting"])
+def test_beside_stock_requests_no_forward_waits(
+    scheduler: Scheduler, runtime: PackedRuntime, monkeypatch: pytest.MonkeyPatch, beside: str
+) -> None:
+    monkeypatch.setattr(PackedRuntime, "may_wait", True)
+    batch = SimpleNamespace(reqs=[], batch_is_full=False)
+    scheduler.waiting_queue = [0] * (beside == "waiting")
+    runtime.submit("next", request([], [9]).pack(), None)
+    nothing = SimpleNamespace(batch_to_run=None)
+    last_batch = batch if beside == "prefilled" else None
+    scheduler_hooks.step_then_next_batch(lambda *_args: nothing, scheduler, batch, last_batch)
+    assert len(runtime.queue) == (beside == "nothing")
