@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,7 @@ from tests.integration.support.client import Client, wait_until
 
 LORA_FLAGS = ("--enable-lora", "--lora-backend", "torch_native")
 
-_LINEAR = re.compile(r"\.(q|k|v|o|gate|up|down)_proj\.weight$")
-_MODULES = [f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")]
+ALL_MAPS = tuple(f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down"))
 _SPREAD = 0.5
 """Size of what an adapter adds to a linear map's output, which is about one: large enough to show.
 """
@@ -26,7 +26,7 @@ _SPREAD = 0.5
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter of every linear map of a model's layers.
+    """An adapter of linear maps of a model's layers.
 
     Attributes:
         name: by which requests choose it.
@@ -59,14 +59,22 @@ class Adapter:
                     weight += (self.alpha / self.rank * b @ a).to(weight.dtype)
 
 
-def make_adapter(name: str, model: Path, directory: Path, *, rank: int, seed: int = 0) -> Adapter:
-    """Write a random adapter for the model in a directory."""
+def make_adapter(
+    name: str,
+    model: Path,
+    directory: Path,
+    *,
+    rank: int,
+    seed: int = 0,
+    maps: Sequence[str] = ALL_MAPS,
+) -> Adapter:
+    """Write a random adapter for the model in a directory, of all linear maps of these names."""
     adapter = Adapter(name, directory / name, rank, alpha=2 * rank)
     adapter.path.mkdir(parents=True)
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     with safe_open(model / "model.safetensors", framework="pt") as file:
-        for key in filter(_LINEAR.search, file.keys()):
+        for key in filter(re.compile(rf"\.({'|'.join(maps)})\.weight$").search, file.keys()):
             wide, deep = file.get_slice(key).get_shape()
             shapes = {"A": (rank, deep), "B": (wide, rank)}
             for matrix, shape in shapes.items():
@@ -79,7 +87,7 @@ def make_adapter(name: str, model: Path, directory: Path, *, rank: int, seed: in
         "peft_type": "LORA",
         "r": rank,
         "lora_alpha": adapter.alpha,
-        "target_modules": _MODULES,
+        "target_modules": list(maps),
     }
     (adapter.path / "adapter_config.json").write_text(json.dumps(config))
     return adapter

@@ -37,3 +37,17 @@ def test_two_a_layer_and_one_after_the_embedding() -> None:
     model = decoder(3, 4, 2, 1, 3, 5, 7)
     tokens, rows = LINK.all_reduce_s(100 * 4 * 2, 2), LINK.all_reduce_s(10 * 4 * 2, 2)
     assert Serving(model, LINK).all_reduces_s(100, 10, 2) == pytest.approx(5 * tokens + 2 * rows)
+
+
+def test_a_recurrence_adds_up_all_tokens_wherever_it_lies() -> None:
+    kinds = {"layer_types": ["full_attention", "conv"], "conv_L_cache": 3}
+    model = decoder(2, 4, 2, 1, 3, 5, 7, **kinds)
+    tokens, rows = LINK.all_reduce_s(100 * 4 * 2, 2), LINK.all_reduce_s(10 * 4 * 2, 2)
+    assert Serving(model, LINK).all_reduces_s(100, 10, 2) == pytest.approx(4 * tokens + rows)
+
+
+def test_embeddings_of_layers_are_not_added_up() -> None:
+    own = {"hidden_size_per_layer_input": 2, "vocab_size_per_layer_input": 7}
+    plain, model = decoder(3, 4, 2, 1, 3, 5, 7), decoder(3, 4, 2, 1, 3, 5, 7, **own)
+    found, wanted = (Serving(each, LINK).all_reduces_s(100, 10, 2) for each in (model, plain))
+    assert found == wanted

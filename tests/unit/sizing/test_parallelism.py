@@ -71,6 +71,16 @@ def test_what_does_not_fit_is_last_and_says_why() -> None:
     assert "cannot be divided by 3" in _by_name(found)["2 x TP3"].why_not
 
 
+def test_heads_of_recurrent_layers_are_divided_too() -> None:
+    sizes = {"mamba_n_heads": 6, "mamba_n_groups": 1, "mamba_d_state": 16, "mamba_d_conv": 4}
+    sizes |= {"mamba_d_head": 8, "mamba_chunk_size": 64}
+    kinds = {"layer_types": ["mamba", "attention"]}
+    model = decoder(2, 32, 4, 4, 8, 64, 100, **sizes, **kinds)
+    found = _by_name(forecasts(Serving(model, H100), 4, Shape(1, 1, 1), Load()))
+    assert found["1 x TP4"].why_not == "6 heads, 1 of K/V, cannot be divided by 4"
+    assert not found["2 x TP2"].why_not
+
+
 @given(servings, shapes, st.integers(2, 64))
 def test_clients_wait_for_each_other(serving: Serving, shape: Shape, clients: int) -> None:
     for each in forecasts(serving, 4, shape, Load(clients)):
