@@ -101,7 +101,7 @@ def _refused(model: SglangEncoder, rows: PackedRows) -> str:
     odd = replace(rows, tokens=tokens, overrides=np.zeros((1, 128), np.float32))
     (piece,) = split_request(odd, ForwardBudget(BUDGETS["one_forward"]))
     try:
-        PackedExecutor(model, readout_bytes=1 << 20).launch(plan_forward([piece]), [None], [None])
+        PackedExecutor(model, readout_bytes=1 << 20).launch(plan_forward([piece]))
     except PackedForwardError as error:
         return str(error)
     return ""
