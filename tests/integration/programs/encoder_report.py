@@ -108,7 +108,7 @@ def _packed_rows(
 def _values(executor: PackedExecutor, rows: PackedRows) -> list[float]:
     """The vectors of rows that are computed in one forward."""
     (piece,) = split_request(rows, ForwardBudget(BUDGETS["one_forward"]))
-    values = executor.launch(plan_forward([piece]), [None], [None]).wait()
+    values = executor.launch(plan_forward([piece])).wait()
     return values.tolist()  # type: ignore[no-any-return]
 
 
