@@ -59,7 +59,6 @@ class Forwards:
         self._stats = stats
         self._end = end
         self._failures = Failures(stats, end, self.requeue, after_failure)
-        self._collect_s = 0.0
         self._launch_time = LaunchTime()
 
     @property
@@ -72,9 +71,8 @@ class Forwards:
         """Whether the device will be busy for longer than the next launch takes."""
         if not self.in_flight:
             return False
-        cost = sum(self._cost(launched) for launched in self.in_flight)
-        running_s = time.monotonic() - self._begun_s(self.in_flight[0])
-        return self._launch_time.is_early(cost, running_s)
+        cost = sum(self._policy.cost(launched.num_tokens) for launched in self.in_flight)
+        return self._launch_time.is_early(cost, self.in_flight[0].launch_s, time.monotonic())
 
     def launch_next(self, join_tokens: int) -> bool:
         """Launch the next forward; False if nothing waits. A failure is handled here, not raised.
@@ -158,8 +156,7 @@ class Forwards:
             job.tokens_cached += prefixed.cached(job)
             self._advance(job, share)
         self.in_flight.append(LaunchedForward(launched_jobs, completion, start_s, prefixed))
-        if self.asynchronous:
-            self._launch_time.record_launch(time.monotonic() - start_s)
+        self._launch_time.launched(start_s, time.monotonic())
         self._stats.record_forward(plan.num_tokens, plan.num_rows, prefixed.num_cached)
 
     def _go_without(self, job: Job, jobs: list[Job]) -> None:
@@ -247,29 +244,13 @@ class Forwards:
             launched.prefixed.rollback()
             self._failures.failed([part.job for part in waiting], error, shared=shared)
             return
-        self._record_pace(launched)
+        cost, now_s = self._policy.cost(launched.num_tokens), time.monotonic()
+        busy_s = self._launch_time.collected(cost, launched.launch_s, now_s)
+        self._stats.record_pace(launched.num_tokens, busy_s)
         bad = jobs_with_nan(waiting, values, shared=shared) if spoilt else []
         self._deliver([part for part in waiting if part.job not in bad], values)
         if bad:
             self._failures.not_finite(bad, shared=shared)
-
-    def _record_pace(self, launched: LaunchedForward) -> None:
-        """Count the time from the launch, or from the end of the forward before it, until now."""
-        now = time.monotonic()
-        busy_s = now - self._begun_s(launched)
-        self._stats.record_pace(launched.num_tokens, busy_s)
-        if self.asynchronous:
-            self._launch_time.record_forward(self._cost(launched), busy_s)
-        self._collect_s = now
-
-    def _begun_s(self, launched: LaunchedForward) -> float:
-        """When the device could begin the oldest forward in flight."""
-        return max(launched.launch_s, self._collect_s)
-
-    def _cost(self, launched: LaunchedForward) -> int:
-        """In token equivalents, if graphs replay all forwards that are short enough."""
-        graphs, tokens = self._policy.graphs, launched.num_tokens
-        return graphs.forward(tokens, self._policy.launch_tokens, eager=tokens > graphs.tokens)
 
     def _deliver(self, parts: list[LaunchedJob], values: Float32Array) -> None:
         """Give jobs their values of a forward; those that have all values now are answered."""

@@ -20,31 +20,42 @@ fewer requests gather."""
 
 
 class LaunchTime:
-    """Measures launches and forwards. Costs are in token equivalents, see `GraphCost`."""
+    """Measures launches and forwards.
+
+    Costs are in token equivalents, see `SchedulingPolicy.cost`. Times are seconds of a clock that
+    does not go back.
+    """
 
     def __init__(self) -> None:
-        self._host_s = self._recent_s = self._recent_cost = 0.0
+        self._host_s = self._free_s = self._recent_s = self._recent_cost = 0.0
 
-    def record_launch(self, host_s: float) -> None:
-        """Count a launch that took the host so many seconds."""
-        self._host_s += (host_s - self._host_s) / (_HOST_MEMORY if self._host_s else 1)
+    def launched(self, launch_s: float, now_s: float) -> None:
+        """Count a launch that began at `launch_s` and is done now."""
+        took_s = now_s - launch_s
+        self._host_s += (took_s - self._host_s) / (_HOST_MEMORY if self._host_s else 1)
 
-    def record_forward(self, cost: int, busy_s: float) -> None:
-        """Count a forward that kept the device busy for so many seconds."""
+    def collected(self, cost: int, launch_s: float, now_s: float) -> float:
+        """Count the oldest forward in flight, which is done now; return how long it took.
+
+        It began with its launch, or when the forward before it was done.
+        """
+        busy_s = now_s - max(launch_s, self._free_s)
         kept = 0.5 ** (busy_s / _DEVICE_MEMORY_S)
         self._recent_cost = kept * self._recent_cost + cost
         self._recent_s = kept * self._recent_s + busy_s
+        self._free_s = now_s
+        return busy_s
 
-    def is_early(self, cost: int, running_s: float) -> bool:
+    def is_early(self, cost: int, launch_s: float, now_s: float) -> bool:
         """Whether the device will be busy for longer than the next launch takes.
 
-        False until a forward was measured.
+        False until a forward was collected.
 
         Args:
-            cost: of all that the device has.
-            running_s: for how long it has been computing that.
+            cost: of all forwards in flight.
+            launch_s: when the launch of the oldest of them began.
         """
         if not self._recent_cost:
             return False
-        left_s = cost * self._recent_s / self._recent_cost - running_s
-        return left_s > _MARGIN * self._host_s
+        end_s = max(launch_s, self._free_s) + cost * self._recent_s / self._recent_cost
+        return end_s - now_s > _MARGIN * self._host_s

@@ -44,6 +44,10 @@ class SchedulingPolicy:
     limits: QueueLoad
     graphs: GraphCost = field(default=NO_GRAPHS, kw_only=True)
 
+    def cost(self, tokens: int) -> int:
+        """Of a forward, in token equivalents, if graphs replay all that are short enough."""
+        return self.graphs.forward(tokens, self.launch_tokens, eager=tokens > self.graphs.tokens)
+
     def new_queue(self) -> JobQueue:
         """Return an empty queue in the policy's order."""
         return JobQueue(order_key(self.order, self.ageing))
