@@ -20,25 +20,10 @@ from sglang_prefill_ext.sizing.mixers import Attention, LatentAttention
 from sglang_prefill_ext.sizing.model import ModelShape
 from sglang_prefill_ext.sizing.recurrences import DeltaRule, ShortConvolution, StateSpace
 from sglang_prefill_ext.sizing.sublayers import Experts, LayerEmbedding, Mlp
+from tests.unit.sizing.models import DELTA, SIZES
 
-SIZES: dict[str, Any] = {
-    "num_hidden_layers": 4,
-    "hidden_size": 256,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "intermediate_size": 704,
-    "vocab_size": 8000,
-}
 RECURRENT = ("qwen3.5", "qwen3-next", "granite4", "falcon-h1", "nemotron-h", "lfm2-moe")
 PLAIN = Attention(256, 8, 4, 32)
-DELTA = {
-    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 16,
-    "linear_conv_kernel_dim": 4,
-}
 
 
 @pytest.mark.parametrize("preset", [*FAMILIES, *MULTIMODAL])

@@ -10,23 +10,15 @@ from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.sizing.mixers import Attention
 from sglang_prefill_ext.sizing.model import ModelShape
 from sglang_prefill_ext.sizing.sublayers import Experts, Mlp
-from tests.unit.sizing.models import decoder
+from tests.unit.sizing.models import SIZES, decoder
 
 # One layer, hidden 4, two heads of 3 sharing one key/value head, MLP 5, 7 tokens.
 SMALL = decoder(layers=1, hidden=4, heads=2, kv_heads=1, head_dim=3, intermediate=5, vocabulary=7)
-CONFIG: dict[str, Any] = {
-    "num_hidden_layers": 4,
-    "hidden_size": 256,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "intermediate_size": 704,
-    "vocab_size": 8000,
-}
 LAYER = (Attention(256, 8, 4, 32), Mlp(256, 704))
 
 
 def _read(directory: Path, **more: Any) -> ModelShape:
-    (directory / "config.json").write_text(json.dumps(CONFIG | more))
+    (directory / "config.json").write_text(json.dumps(SIZES | more))
     return ModelShape.from_directory(directory)
 
 
@@ -67,9 +59,9 @@ def test_sizes_are_read_from_the_configuration(tmp_path: Path) -> None:
     assert _read(tmp_path) == wanted == decoder(4, 256, 8, 4, 32, 704, 8000)
     assert _read(tmp_path, head_dim=64).sublayers[0] == Attention(256, 8, 4, 64)
     assert _read(tmp_path, tie_word_embeddings=True).tied
-    (tmp_path / "config.json").write_text(json.dumps({"text_config": CONFIG}))
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": SIZES}))
     assert ModelShape.from_directory(tmp_path) == wanted
-    of_the_first_llama = {k: v for k, v in CONFIG.items() if k != "num_key_value_heads"}
+    of_the_first_llama = {k: v for k, v in SIZES.items() if k != "num_key_value_heads"}
     (tmp_path / "config.json").write_text(json.dumps(of_the_first_llama))
     assert ModelShape.from_directory(tmp_path).sublayers[0] == Attention(256, 8, 8, 32)
 

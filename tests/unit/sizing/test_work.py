@@ -8,17 +8,9 @@ from sglang_prefill_ext.sizing.model import ModelShape
 from sglang_prefill_ext.sizing.recurrences import ShortConvolution, StateSpace
 from sglang_prefill_ext.sizing.shape import Shape
 from sglang_prefill_ext.sizing.work import kv_numbers, packed_bytes, packed_operations
-from tests.unit.sizing.models import decoder, experts
+from tests.unit.sizing.models import DELTA, decoder, experts
 
 SIZES = (4, 256, 8, 4, 32, 704, 8000)
-RECURRENT = {
-    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 16,
-    "linear_conv_kernel_dim": 4,
-}
 
 
 def test_of_experts_the_active_ones_compute_and_those_with_tokens_are_read() -> None:
@@ -33,7 +25,7 @@ def test_of_experts_the_active_ones_compute_and_those_with_tokens_are_read() -> 
 
 
 def test_traffic_of_states_by_hand() -> None:
-    model, plain = decoder(*SIZES, **RECURRENT), decoder(*SIZES)
+    model, plain = decoder(*SIZES, **DELTA), decoder(*SIZES)
     shape = Shape.parse("60+100x5")
     others = model.read_weights(560) - plain.read_weights(560)
     others += kv_numbers(model, 560) - kv_numbers(plain, 560)
