@@ -78,15 +78,15 @@ class PackedWork:
         self._last_look_ms = 0.0
         self._holders: Set[Job] = frozenset()
 
-    def step(self, *, decoding: bool, may_wait: bool = False) -> bool:
+    def step(self, *, decoding: bool, beside_stock: bool = False) -> bool:
         """Take one step of the runtime; the policy says whether it may launch a forward.
 
         Args:
             decoding: whether generations are running.
-            may_wait: see `PackedRuntime.may_wait`. Not beside stock batches, which would go first.
+            beside_stock: there are stock requests, which would go first if a forward waited.
         """
         join_tokens = self.policy.join_tokens(self.runtime.next_tokens, decoding=decoding)
-        launch = join_tokens is not None and not (may_wait and self.runtime.may_wait)
+        launch = join_tokens is not None and (beside_stock or not self.runtime.may_wait)
         moved = self.runtime.step(launch=launch, join_tokens=join_tokens or 0)
         if moved:
             self.show_queue()

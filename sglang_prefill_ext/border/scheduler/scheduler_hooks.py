@@ -81,7 +81,7 @@ def step_then_next_batch(
     computed_before = work.runtime.stats.tokens_computed
     decoding = bool(running_batch.reqs)
     beside_stock = bool(decoding or last_batch or scheduler.waiting_queue)
-    if work.runtime.busy and work.step(decoding=decoding, may_wait=not beside_stock):
+    if work.runtime.busy and work.step(decoding=decoding, beside_stock=beside_stock):
         scheduler.forward_ct += 1  # tells SGLang's watchdog that the scheduler is alive
         # It looks at every count: profiles start at one of them, and end at another.
         scheduler.profiler_manager._profile_batch_predicate(_LIKE_A_PREFILL)

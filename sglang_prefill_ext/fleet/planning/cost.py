@@ -120,8 +120,9 @@ class RowCosts:
             rows: of the part; None for all rows.
             prefix_cached: the replica has the K/V of the prefix.
         """
-        tokens, pairs = self.num_tokens, self.num_pairs
-        if rows is not None and len(rows) < len(self):
+        if rows is None or len(rows) == len(self):
+            tokens, pairs = self.num_tokens, self.num_pairs
+        else:
             tokens, pairs = int(self.tokens[rows].sum()), int(self.pairs[rows].sum())
         if not prefix_cached:
             tokens, pairs = tokens + self.prefix_tokens, pairs + self.prefix_pairs

@@ -88,16 +88,16 @@ def test_with_generations_a_forward_waits_until_it_is_paid_for(
     assert answers == ["a"]
 
 
-@pytest.mark.parametrize("may_wait", [False, True])
+@pytest.mark.parametrize("beside_stock", [False, True])
 def test_a_forward_waits_only_where_it_may(
-    work: PackedWork, answers: Answers, monkeypatch: pytest.MonkeyPatch, may_wait: bool
+    work: PackedWork, answers: Answers, monkeypatch: pytest.MonkeyPatch, beside_stock: bool
 ) -> None:
     monkeypatch.setattr(PackedRuntime, "may_wait", True)
     submit(work, "a", 3)
-    assert work.step(decoding=False, may_wait=may_wait) is not may_wait
-    assert answers == ([] if may_wait else ["a"])
+    assert work.step(decoding=False, beside_stock=beside_stock) is beside_stock
+    assert answers == (["a"] if beside_stock else [])
     monkeypatch.setattr(PackedRuntime, "may_wait", False)
-    assert work.step(decoding=False, may_wait=True) is may_wait
+    assert work.step(decoding=False) is not beside_stock
     assert answers == ["a"]
 
 
