@@ -1,0 +1,119 @@
+"""SGLang's scheduler with the packed path on a pretended H100: which ways it takes there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.support.adapters import make_adapter
+from tests.integration.support.own_server import run_python
+
+pytestmark = pytest.mark.timeout(900)
+
+FLAGS: dict[str, tuple[str, ...]] = {
+    "tiny": (),
+    "tiny fa3": ("--prefill-only-attention", "merge-fa3"),
+    "tiny torch": ("--prefill-only-attention", "torch"),
+    "tiny adapter": ("--load-format", "auto", "--enable-lora"),
+    "gemma2": (),
+    "qwen3-moe": ("--prefill-only-moe-source", "device"),
+    "deepseek-v2": (),
+    "qwen3-next": (),
+    "granite4": (),
+    "bert-reranker": ("--is-embedding",),
+}
+"""By name, which begins with the preset."""
+REPLAYED = {"graph", "too_large", "overrides", "adapter"}
+"""How forwards run if all that may be replayed as a graph are."""
+USES = dict.fromkeys(FLAGS, REPLAYED) | {
+    "tiny torch": {"no_graphs"},
+    "deepseek-v2": {"held_prefix", "kept_prefix", "overrides"},
+    "qwen3-next": set(),
+    "granite4": set(),
+}
+"""How forwards may run; of models without graphs nothing is counted."""
+WAITS: dict[str, set[str]] = {name: set() for name in FLAGS} | {
+    "tiny torch": {"a copy to the GPU in __init__"},  # of the plans of its calls
+    "tiny adapter": {"a copy to the GPU in apply_to"},  # SGLang's, of the batch of adapters
+}
+"""Where the host waits for the GPU while it serves."""
+KERNELS = dict.fromkeys(FLAGS, "attention_kernel") | {
+    "tiny fa3": "fwd",
+    "tiny torch": "store_cache",
+    "tiny adapter": "_chunked_lora_expand_kernel",
+    "qwen3-moe": "block_choice_kernel",
+    "qwen3-next": "causal_conv_kernel",
+    "granite4": "_chunk_scan_fwd_kernel",
+}
+"""A kernel that the way of the case launches."""
+each_case = pytest.mark.parametrize("name", FLAGS)
+
+
+@pytest.fixture(scope="module")
+def reports(
+    model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    directory = tmp_path_factory.mktemp("gpu")
+    adapter = make_adapter("adapter", model_dir("tiny"), directory, rank=8)
+    flags = FLAGS | {
+        "tiny adapter": (*FLAGS["tiny adapter"], "--lora-paths", adapter.named_path),
+    }
+    paths = {name: str(model_dir(name.split()[0])) for name in flags}
+    cases = {name: ["--model-path", paths[name], *more] for name, more in flags.items()}
+    asked, told = directory / "cases.json", directory / "reports.json"
+    asked.write_text(json.dumps(cases))
+    # Not forked from a process that has imported SGLang: what it imports depends on the device.
+    run = run_python("-m", "tests.integration.programs.gpu_runner", asked, told)
+    assert run.returncode == 0, run.stderr[-4000:]
+    reports: dict[str, Any] = json.loads(told.read_text())
+    return reports
+
+
+@each_case
+def test_every_request_is_packed_and_answered(reports: dict[str, Any], name: str) -> None:
+    report = reports[name]
+    assert report["declined"] is None
+    assert len(report["answers"]) == report["requests"]
+    assert set(report["answers"].values()) == {"ok"}
+
+
+@each_case
+def test_forwards_are_replayed_where_they_can_be(reports: dict[str, Any], name: str) -> None:
+    forwards = reports[name]["forwards"]
+    assert set(forwards) <= USES[name]
+    assert ("graph" in forwards) == ("graph" in USES[name])
+
+
+@each_case
+def test_the_host_waits_for_nothing(reports: dict[str, Any], name: str) -> None:
+    assert set(reports[name]["waits"]) == WAITS[name]
+
+
+@each_case
+def test_the_kernels_of_the_way_are_launched(reports: dict[str, Any], name: str) -> None:
+    launched = reports[name]["launched"]
+    assert KERNELS[name] in launched
+    assert ("attention_kernel" in launched) == (name != "tiny torch")
+
+
+@each_case
+def test_only_kernels_of_adapters_are_compiled_while_serving(
+    reports: dict[str, Any], name: str
+) -> None:
+    packages = {each.rpartition(".")[0] for each in reports[name]["compiled"]}
+    of_adapters = {"sglang.kernels.ops.lora.dense"}
+    assert packages == (of_adapters if name == "tiny adapter" else set())
+
+
+def test_blocks_of_experts_are_chosen(reports: dict[str, Any]) -> None:
+    assert reports["tiny"]["experts"] == "no experts"
+    assert reports["qwen3-moe"]["experts"] == ""
+
+
+def test_prefixes_are_cached(reports: dict[str, Any]) -> None:
+    shared = {name for name, report in reports.items() if report["cached_tokens"]}
+    assert shared == set(FLAGS) - {"qwen3-next", "granite4", "bert-reranker"}
