@@ -77,6 +77,10 @@ class StreamContext:
 class Graph:
     """A CUDA graph; a replay does nothing."""
 
+    def capture_begin(self, **_: object) -> None: ...
+
+    def capture_end(self) -> None: ...
+
     def replay(self) -> None: ...
 
 

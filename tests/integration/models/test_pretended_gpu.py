@@ -14,8 +14,14 @@ from tests.integration.support.own_server import run_python
 
 pytestmark = pytest.mark.timeout(900)
 
+STOCK_GRAPHS = (
+    *("--cuda-graph-backend-prefill", "breakable"),
+    *("--cuda-graph-max-bs-prefill", "16"),
+)
+"""SGLang's own graphs of prefills, which are its default."""
+
 FLAGS: dict[str, tuple[str, ...]] = {
-    "tiny": (),
+    "tiny": STOCK_GRAPHS,
     "tiny fa3": ("--prefill-only-attention", "merge-fa3"),
     "tiny torch": ("--prefill-only-attention", "torch"),
     "tiny adapter": ("--load-format", "auto", "--enable-lora"),

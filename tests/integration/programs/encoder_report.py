@@ -29,10 +29,10 @@ from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.parts import whole_rows
 from sglang_prefill_ext.wire.read import Vectors
 
-BUDGETS = {"one_forward": 16_384, "small_budget": 300}
-GRAPH_TOKENS = 640
-"""More than all prompts of a shape have, and than one prompt may have."""
-SHAPES = ((0, (1, 5, 130, 200, 64, 64, 3)), (40, (1, 2, 8, 30)), (150, (9, 50, 50)))
+BUDGETS = {"one_forward": 16_384, "small_budget": 160}
+GRAPH_TOKENS = 256
+"""More than all prompts of a shape have."""
+SHAPES = ((0, (1, 5, 130, 33, 64, 3)), (40, (1, 2, 8, 30)), (80, (9, 30)))
 """Tokens of the shared prefix and of the rows behind it."""
 
 Prompt = tuple[list[int], list[int]]

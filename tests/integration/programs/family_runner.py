@@ -39,7 +39,7 @@ from sglang.srt.managers.schedule_batch import Req  # noqa: E402
 from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, MLATokenToKVPool  # noqa: E402
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool  # noqa: E402
 from sglang.srt.model_executor.model_runner import ModelRunner  # noqa: E402
-from sglang.srt.models import afmoe, ernie4, minimax_m2, nemotron_h  # noqa: E402
+from sglang.srt.models import afmoe, ernie4, minimax_m2, nemotron_h, qwen3_next  # noqa: E402
 from sglang.srt.runtime_context import SpawnRanks, publish  # noqa: E402
 from sglang.srt.sampling.sampling_params import SamplingParams  # noqa: E402
 from sglang.srt.server_args import PortArgs, prepare_server_args  # noqa: E402
@@ -144,6 +144,7 @@ def load_runner(directory: str, dtype: str) -> tuple[Any, Any]:
     one_batch._init_process_global_configs()
     with patch.object(torch, "get_device_module", lambda *_: torch.cpu):  # for Qwen3-Next
         bench_runner, tokenizer = one_batch.load_model(args, PortArgs.init_new(args), 0, 0)
+    qwen3_next._is_cpu = True  # else its kernel takes minutes in Triton's interpreter
     runner = next(v for v in vars(bench_runner).values() if isinstance(v, ModelRunner))
     return runner, tokenizer
 
