@@ -9,13 +9,21 @@ from typing import Any
 import torch
 from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
 from sglang.srt.layers.moe.token_dispatcher.standard import StandardDispatchOutput
-from sglang.srt.layers.moe.topk import StandardTopKOutput
+from sglang.srt.layers.moe.topk import StandardTopKOutput, TopK
 from sglang.srt.layers.moe.utils import MoeRunnerBackend
 
 
 def experts_of(model: Any) -> list[Any]:
     """All expert layers of a model."""
     return [module for module in model.modules() if isinstance(module, FusedMoE)]
+
+
+def tell_top_k(model: Any) -> None:
+    """Tell `top_k` to the layers of those families that tell only what chooses the experts."""
+    for block in model.modules():
+        experts, chosen_by = getattr(block, "experts", None), getattr(block, "topk", None)
+        if isinstance(experts, FusedMoE) and experts.top_k is None and isinstance(chosen_by, TopK):
+            experts.top_k = chosen_by.topk_config.top_k
 
 
 def computed_with(backend: MoeRunnerBackend, layers: Sequence[Any]) -> list[Any]:

@@ -13,7 +13,12 @@ import torch
 from sglang.srt.layers.moe.utils import MoeRunnerBackend
 
 from sglang_prefill_ext.border.model.expert_hook import EXPERTS, LEAST_TOKENS, Call
-from sglang_prefill_ext.border.model.expert_layers import computed_with, expert_work, experts_of
+from sglang_prefill_ext.border.model.expert_layers import (
+    computed_with,
+    expert_work,
+    experts_of,
+    tell_top_k,
+)
 from sglang_prefill_ext.border.model.expert_tables import rows_by_tma, table_of, tuned_text
 from sglang_prefill_ext.config import MoePolicy, MoeSource, PrefillOnlyConfig
 from sglang_prefill_ext.forward.expert_blocks import ExpertBlocks, ExpertUse
@@ -52,6 +57,7 @@ def set_up_experts(model: Any, device: torch.device, config: PrefillOnlyConfig) 
     if device.type != "cuda":
         return ExpertUse(f"experts on {device.type} are computed without blocks")
     try:
+        tell_top_k(model)
         return _set_up(layers, device, config)
     except Exception as error:
         # Serving does not need this: SGLang's own choice is correct, and at worst slow.

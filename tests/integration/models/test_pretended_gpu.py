@@ -26,7 +26,7 @@ FLAGS: dict[str, tuple[str, ...]] = {
     "tiny torch": ("--prefill-only-attention", "torch"),
     "tiny adapter": ("--load-format", "auto", "--enable-lora"),
     "gemma2": (),
-    "qwen3-moe": ("--prefill-only-moe-source", "device"),
+    "olmoe": ("--prefill-only-moe-source", "device"),
     "deepseek-v2": (),
     "qwen3-next": (),
     "granite4": (),
@@ -51,7 +51,7 @@ KERNELS = dict.fromkeys(FLAGS, "attention_kernel") | {
     "tiny fa3": "fwd",
     "tiny torch": "store_cache",
     "tiny adapter": "_chunked_lora_expand_kernel",
-    "qwen3-moe": "block_choice_kernel",
+    "olmoe": "block_choice_kernel",
     "qwen3-next": "causal_conv_kernel",
     "granite4": "_chunk_scan_fwd_kernel",
 }
@@ -117,7 +117,7 @@ def test_only_kernels_of_adapters_are_compiled_while_serving(
 
 def test_blocks_of_experts_are_chosen(reports: dict[str, Any]) -> None:
     assert reports["tiny"]["experts"] == "no experts"
-    assert reports["qwen3-moe"]["experts"] == ""
+    assert reports["olmoe"]["experts"] == ""
 
 
 def test_prefixes_are_cached(reports: dict[str, Any]) -> None:
