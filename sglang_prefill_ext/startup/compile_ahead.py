@@ -62,9 +62,9 @@ LONG = Shape(DIVIDED_PREFIX_TOKENS, DIVIDED_PREFIX_TOKENS + 16, DIVIDED_PREFIX_T
 MANY_CHUNKS = Shape(prefix=128 * CHUNK + 1, tokens=129 * CHUNK, forward=129 * CHUNK, full=False)
 """For more than 128 chunks of prefixes, SGLang's kernel of recurrent layers has another form."""
 
-UNEVEN = tuple(Shape(1, each, each, full=False) for each in (200, 400, 416, 1000))
-"""Numbers of tokens for which SGLang's norm of Mamba-2 layers has other forms. They depend on the
-tokens for each multiprocessor of a Hopper GPU, and on whether 16 divides their number."""
+NORMALISED = tuple(Shape(1, each, each, full=False) for each in (200, 400, 416, 1000))
+"""SGLang's norm of Mamba-2 layers has forms by the tokens for each multiprocessor, here of a Hopper
+GPU, and by whether 16 divides their number."""
 
 TOGETHER = Shape(prefix=5, tokens=8, forward=8)
 """Two such requests share a forward, whose tokens recurrent layers compute in another order."""
@@ -113,7 +113,7 @@ def _run_all(executor: CompilingExecutor, budget: ForwardBudget, slots: PrefixCa
     if model.longest_prompt is None or model.longest_prompt > LONG.prefix:
         shapes.append(LONG)
     if model.recurrence is not None:
-        shapes += [MANY_CHUNKS, *UNEVEN]
+        shapes += [MANY_CHUNKS, *(NORMALISED if model.recurrence.grid else ())]
     for shape in shapes:
         limit = replace(budget, max_tokens=min(shape.forward, budget.max_tokens))
         rows = _request(shape, limit.max_tokens, model, slots.capacity)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,10 +27,15 @@ PROPERTIES = SimpleNamespace(
     multi_processor_count=132,
     major=9,
     minor=0,
-    warp_size=32,
     is_integrated=False,
-    shared_memory_per_block_optin=227 << 10,
 )
+QUIET = (
+    *("_lazy_init", "_exchange_device", "_maybe_exchange_device", "set_device", "current_device"),
+    *("set_stream", "manual_seed", "manual_seed_all", "empty_cache", "ipc_collect"),
+    *("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved"),
+    "reset_peak_memory_stats",
+)
+"""Functions that do nothing, and return 0."""
 aten = torch.ops.aten
 TELLING: dict[Any, Callable[..., Any]] = {
     aten._local_scalar_dense.default: lambda tensor: torch.zeros((), dtype=tensor.dtype).item(),
@@ -60,18 +66,6 @@ class Stream:
 
     def query(self) -> bool:
         return True
-
-
-class StreamContext:
-    """`torch.cuda.stream`."""
-
-    def __init__(self, stream: Any) -> None:
-        self.stream = stream
-
-    def __enter__(self) -> Any:
-        return self.stream
-
-    def __exit__(self, *_: object) -> None: ...
 
 
 class Graph:
@@ -192,13 +186,12 @@ def pretend_gpu(change: Callable[[Any, str, Any], None] = setattr) -> PretendedG
     def nothing(*_args: object, **_kwargs: object) -> int:
         return 0
 
-    class Capture:
-        def __init__(self, *_: object) -> None: ...
-
-        def __enter__(self) -> None:
-            mode.capturing = True
-
-        def __exit__(self, *_: object) -> None:
+    @contextmanager
+    def capture(*_: object) -> Iterator[None]:
+        mode.capturing = True
+        try:
+            yield
+        finally:
             mode.capturing = False
 
     told: dict[str, Any] = {
@@ -213,20 +206,16 @@ def pretend_gpu(change: Callable[[Any, str, Any], None] = setattr) -> PretendedG
         "is_current_stream_capturing": lambda: mode.capturing,
         "Stream": Stream,
         "Event": Stream,
-        "StreamContext": StreamContext,
-        "stream": StreamContext,
+        "StreamContext": nullcontext,
+        "stream": nullcontext,
         "current_stream": lambda *_: stream,
         "default_stream": lambda *_: stream,
         "CUDAGraph": Graph,
-        "graph": Capture,
+        "graph": capture,
         "graph_pool_handle": nothing,
         "synchronize": lambda *_: mode.note("torch.cuda.synchronize"),
     }
-    quiet = "set_device set_stream current_device manual_seed manual_seed_all empty_cache"
-    quiet += " ipc_collect memory_allocated max_memory_allocated memory_reserved"
-    quiet += " max_memory_reserved reset_peak_memory_stats _lazy_init _exchange_device"
-    quiet += " _maybe_exchange_device"
-    for name, what in (told | dict.fromkeys(quiet.split(), nothing)).items():
+    for name, what in (told | dict.fromkeys(QUIET, nothing)).items():
         change(torch.cuda, name, what)
     change(torch, "Stream", Stream)
     change(torch, "Event", Stream)

@@ -102,12 +102,6 @@ def _attended(q: Tensor, *_args: Any, **_kwargs: Any) -> list[Tensor]:
 
 RETURNED: dict[str, Any] = {
     "fwd": _attended,
-    "fp8_scaled_mm": lambda a, b, _a_scale, _b_scale, dtype, *_: a.new_empty(
-        (len(a), b.shape[1]), dtype=dtype
-    ),
-    "get_scheduler_metadata": lambda *_args, **_kwargs: torch.zeros(
-        17, dtype=torch.int32, device="cuda"
-    ),
     "top_k_top_p_sampling_from_probs": lambda probs, *_args, **_kwargs: probs.new_zeros(
         len(probs), dtype=torch.int32
     ),

@@ -70,13 +70,13 @@ def reports(
     }
     paths = {name: str(model_dir(name.split()[0])) for name in flags}
     cases = {name: ["--model-path", paths[name], *more] for name, more in flags.items()}
-    asked, told = directory / "cases.json", directory / "reports.json"
+    asked, told = directory / "cases.json", directory / "reports"
     asked.write_text(json.dumps(cases))
+    told.mkdir()
     # Not forked from a process that has imported SGLang: what it imports depends on the device.
     run = run_python("-m", "tests.integration.programs.gpu_runner", asked, told)
     assert run.returncode == 0, run.stderr[-4000:]
-    reports: dict[str, Any] = json.loads(told.read_text())
-    return reports
+    return {path.stem: json.loads(path.read_text()) for path in told.glob("*.json")}
 
 
 @each_case

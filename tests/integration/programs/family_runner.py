@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import multiprocessing
 import random
 import sys
 import warnings
@@ -78,6 +77,7 @@ from sglang_prefill_ext.scheduling.split import split_request  # noqa: E402
 from sglang_prefill_ext.wire.arrays import distinct_overrides  # noqa: E402
 from sglang_prefill_ext.wire.packed import PackedRows  # noqa: E402
 from sglang_prefill_ext.wire.read import Vectors  # noqa: E402
+from tests.integration.programs.children import run_in_child  # noqa: E402
 from tests.integration.programs.encoder_report import encoder_report  # noqa: E402
 from tests.unit.wire.strategies import labels_by_read  # noqa: E402
 
@@ -478,16 +478,11 @@ def report(directory: str, dtype: str, out: Path) -> None:
 def main() -> None:
     out, *models = sys.argv[1:]
     importlib.import_module("sglang.srt.models.registry")  # else each child would import all models
-    context = multiprocessing.get_context("fork")
     for model in models:
         half, directory = model.startswith(HALF), model.removeprefix(HALF)
         path = Path(out) / f"{Path(directory).name}{'-bfloat16' * half}.json"
         dtype = "bfloat16" if half else "float32"
-        child = context.Process(target=report, args=(directory, dtype, path))
-        child.start()
-        child.join()
-        if child.exitcode:
-            raise SystemExit(f"{directory}: exit status {child.exitcode}")
+        run_in_child(directory, report, directory, dtype, path)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Serves packed requests with SGLang's own scheduler on a pretended H100.
 
-``gpu_runner.py CASES OUT`` reads and writes JSON, with an entry for each case by name: its flags,
-and its report. Neither SGLang nor this package knows that there is no GPU, so both take the ways
+``gpu_runner.py CASES OUT`` reads the flags of each case by its name, and writes ``OUT/<name>.json``
+for each. Neither SGLang nor this package knows that there is no GPU, so both take the ways
 that they take on one. Numbers are not computed. It runs as a script; each case is a child that is
 forked after the imports.
 """
@@ -9,13 +9,11 @@ forked after the imports.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +40,7 @@ from sglang_prefill_ext.wire.arrays import int_array  # noqa: E402
 from sglang_prefill_ext.wire.packed import PackedRows  # noqa: E402
 from sglang_prefill_ext.wire.parts import whole_rows  # noqa: E402
 from sglang_prefill_ext.wire.read import Labels, Read, Vectors  # noqa: E402
+from tests.integration.programs.children import run_in_child  # noqa: E402
 
 libraries.stand_in_within_libraries()
 
@@ -127,25 +126,14 @@ def serve(flags: list[str]) -> dict[str, Any]:
     }
 
 
-def run(flags: list[str], report: Connection) -> None:
-    load_plugins()
-    report.send(serve(flags))
+def report(flags: list[str], out: Path) -> None:
+    out.write_text(json.dumps(serve(flags)))
 
 
 def main(cases: Path, out: Path) -> None:
-    forking = multiprocessing.get_context("fork")
-    reports = {}
+    load_plugins()
     for name, flags in json.loads(cases.read_text()).items():
-        receiving, sending = forking.Pipe(duplex=False)
-        child = forking.Process(target=run, args=(flags, sending))
-        child.start()
-        sending.close()
-        try:
-            reports[name] = receiving.recv()
-        except EOFError:
-            raise SystemExit(f"{name} failed") from None
-        child.join()
-    out.write_text(json.dumps(reports))
+        run_in_child(name, report, flags, out / f"{name}.json")
 
 
 if __name__ == "__main__":

@@ -84,7 +84,10 @@ def launch(executor: PackedExecutor, read: Labels | Vectors, *, cached: int = 0)
     slots = torch.zeros(9, dtype=torch.int64, device=GPU)
     plan.held[0] = slots[:cached] if cached else None
     plan.stores[0] = slots[cached:] if cached < 9 and executor.model.causal else None
-    assert executor.launch(plan).wait().shape == (plan.reads.num_values,)
+    completion: Any = executor.launch(plan)
+    assert completion._device_values.device == GPU
+    assert completion._device_values.dtype == torch.float32
+    assert completion.wait().shape == (plan.reads.num_values,)
 
 
 LABELS = [
@@ -143,8 +146,9 @@ def test_vectors_are_read_without_waiting(
 
 def test_what_waits_is_seen(gpu: PretendedGpu) -> None:
     numbers = torch.zeros(4, device=GPU)
+    host = torch.zeros(2, dtype=torch.int64)
     waiting = (
-        lambda: numbers[torch.zeros(2, dtype=torch.int64)],
+        lambda: numbers[host],
         lambda: numbers.sum().item(),
         lambda: torch.equal(numbers, numbers),
         lambda: torch.tensor([1], device=GPU),
@@ -155,6 +159,11 @@ def test_what_waits_is_seen(gpu: PretendedGpu) -> None:
     for number, wait in enumerate(waiting, start=1):
         wait()
         assert gpu.waits.total() == number, wait
+    with pytest.raises(RuntimeError):
+        numbers.nonzero()
+    for mixed in (lambda: numbers + torch.zeros(4), lambda: numbers.index_select(0, host)):
+        with pytest.raises(RuntimeError, match="device"):
+            mixed()
     with torch.cuda.graph(torch.cuda.CUDAGraph()):
         for wait in waiting:
             with pytest.raises(RuntimeError, match="captured"):
