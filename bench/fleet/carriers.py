@@ -24,7 +24,7 @@ from starlette.routing import Route
 
 from sglang_prefill_ext.attach import carrier
 from sglang_prefill_ext.attach.carrier import PartAnswer
-from sglang_prefill_ext.fleet.replica import Replica, http_session
+from sglang_prefill_ext.fleet.replica import Replica
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.process.ports import free_port
 from sglang_prefill_ext.wire.packed import PackedResult
@@ -60,11 +60,10 @@ async def over_http() -> AsyncIterator[Ask]:
     command = [sys.executable, "-m", "uvicorn", "bench.fleet.carriers:APP", "--port", str(port)]
     process = await asyncio.create_subprocess_exec(*command, "--log-level", "error")
     try:
-        async with http_session() as http:
-            replica = Replica(http, f"http://127.0.0.1:{port}")
-            ask = lambda: replica.ask(BODY, RequestOptions())  # noqa: E731
-            await _answered(ask)
-            yield ask
+        replica = Replica(f"http://127.0.0.1:{port}")
+        ask = lambda: replica.ask(BODY, RequestOptions())  # noqa: E731
+        await _answered(ask)
+        yield ask
     finally:
         process.terminate()
         await process.wait()

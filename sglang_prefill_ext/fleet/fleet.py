@@ -16,7 +16,8 @@ from sglang_prefill_ext.errors import EngineUnavailableError
 from sglang_prefill_ext.fleet.calls import Calls
 from sglang_prefill_ext.fleet.dispatch import Dispatcher
 from sglang_prefill_ext.fleet.loads import NO_ENGINE, Loads
-from sglang_prefill_ext.fleet.replica import Replica, http_session, keep_asking
+from sglang_prefill_ext.fleet.proxy import http_session
+from sglang_prefill_ext.fleet.replica import Replica, keep_asking
 from sglang_prefill_ext.fleet.selection import Selection
 from sglang_prefill_ext.fleet.settings import Engines
 from sglang_prefill_ext.fleet.whole import WholeRequests
@@ -40,6 +41,7 @@ class Fleet:
     Attributes:
         replicas: by URL; one that leaves stays among them while it has work from this router.
         deployment: see `Engines`.
+        http: for whole requests; only while `running`.
     """
 
     def __init__(
@@ -62,7 +64,7 @@ class Fleet:
         self._session: Session | None = None
         self.whole = WholeRequests(self.replicas, self.loads)
         self._calls = Calls(self.dispatcher, self.whole)
-        self._http: aiohttp.ClientSession | None = None
+        self.http: aiohttp.ClientSession
         self._watching: dict[str, asyncio.Task[None]] = {}
         self._leaving: dict[str, asyncio.Task[None]] = {}
         self._usable, self._heard = asyncio.Event(), asyncio.Event()
@@ -96,7 +98,7 @@ class Fleet:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Watch the engines, in the event loop of the caller."""
-        async with http_session() as self._http:
+        async with http_session() as self.http:
             try:
                 yield
             finally:
@@ -105,6 +107,8 @@ class Fleet:
                 self._calls.cancel()
                 if self._session is not None:
                     self._session.close("This router is going down. Try again elsewhere.")
+                for replica in self.replicas.values():
+                    replica.connections.close()
 
     def set_engines(self, engines: Engines) -> None:
         """Have exactly these engines; only while `running`.
@@ -122,8 +126,7 @@ class Fleet:
             if url in self._leaving:
                 self._leaving[url].cancel()
                 self._forget(url)
-            assert self._http is not None, "the fleet runs"
-            replica = self.replicas[url] = Replica(self._http, url, self._api_key)
+            replica = self.replicas[url] = Replica(url, self._api_key)
             asking = keep_asking(replica, self._take_state, self._take_silence)
             self._watching[url] = asyncio.ensure_future(asking)
         self._selection.choose()
@@ -139,7 +142,8 @@ class Fleet:
 
     def _forget(self, url: str) -> None:
         self.loads.remove(url)
-        del self.replicas[url], self._leaving[url]
+        self.replicas.pop(url).connections.close()
+        del self._leaving[url]
 
     async def wait_heard(self, timeout_s: float) -> None:
         """Wait until engines were set, and each has answered or failed to.

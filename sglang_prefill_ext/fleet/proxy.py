@@ -11,12 +11,12 @@ import aiohttp
 from starlette.requests import Request
 from yarl import URL
 
+from sglang_prefill_ext.attach.http_connections import KEEP_ALIVE_S
 from sglang_prefill_ext.errors import (
     DeadlineExceededError,
     EngineUnavailableError,
     RequestError,
 )
-from sglang_prefill_ext.fleet.replica import Replica
 from sglang_prefill_ext.frontend.options import TIMEOUT_HEADER, headers_from, options_of
 from sglang_prefill_ext.frontend.worker import departure
 
@@ -37,8 +37,20 @@ class NotSentError(EngineUnavailableError):
     """The engine could not be connected to, so any request may be sent to another one."""
 
 
+def http_session() -> aiohttp.ClientSession:
+    """Connections to all engines; made in the event loop that uses them."""
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S)
+    return aiohttp.ClientSession(
+        connector=connector, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
+    )
+
+
 async def hand_on(
-    replica: Replica, request: Request, body: bytes, send: Callable[[Any], Awaitable[None]]
+    http: aiohttp.ClientSession,
+    url: str,
+    request: Request,
+    body: bytes,
+    send: Callable[[Any], Awaitable[None]],
 ) -> None:
     """Have an engine answer a request.
 
@@ -46,6 +58,7 @@ async def hand_on(
     leaves, the request to the engine is cancelled.
 
     Args:
+        url: of the engine.
         request: `state.came_ms` is when it came, Unix time in ms.
 
     Raises:
@@ -54,10 +67,10 @@ async def hand_on(
         EngineUnavailableError: the engine went before its answer began.
         DeadlineExceededError: the answer had not begun by the timeout that the client gave.
     """
-    target = _target(replica, request)
+    target = _target(url, request)
     try:
         async with asyncio.TaskGroup() as group:
-            answering = group.create_task(_answer(replica, target, request, body, send))
+            answering = group.create_task(_answer(http, url, target, request, body, send))
             leaving = group.create_task(_end_when_left(request, answering))
             answering.add_done_callback(lambda _: leaving.cancel())
     except* (EngineUnavailableError, DeadlineExceededError) as errors:
@@ -65,7 +78,8 @@ async def hand_on(
 
 
 async def _answer(
-    replica: Replica,
+    http: aiohttp.ClientSession,
+    url: str,
     target: URL,
     request: Request,
     body: bytes,
@@ -83,7 +97,7 @@ async def _answer(
     timeout_s = None if timeout is None else int(timeout) / 1e3 + _SLACK_S
     try:
         async with asyncio.timeout(timeout_s) as limit:
-            async with replica.http.request(
+            async with http.request(
                 request.method,
                 target,
                 data=body or None,
@@ -103,13 +117,13 @@ async def _answer(
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-        raise NotSentError(f"Engine {replica.url} cannot be reached ({error}).") from error
+        raise NotSentError(f"Engine {url} cannot be reached ({error}).") from error
     except TimeoutError as error:
         raise DeadlineExceededError(
-            f"Engine {replica.url} did not answer by the deadline of the request."
+            f"Engine {url} did not answer by the deadline of the request."
         ) from error
     except (aiohttp.ClientError, ConnectionError) as error:
-        why = f"Engine {replica.url} has gone ({type(error).__name__}: {error})."
+        why = f"Engine {url} has gone ({type(error).__name__}: {error})."
         if not begun:
             raise EngineUnavailableError(why) from error
         logger.warning("%s The answer that it had begun is cut off.", why)
@@ -120,7 +134,7 @@ async def _end_when_left(request: Request, answering: asyncio.Task[None]) -> Non
     answering.cancel()
 
 
-def _target(replica: Replica, request: Request) -> URL:
+def _target(url: str, request: Request) -> URL:
     """The URL to ask at the engine. No path that a client sends can change its host.
 
     Raises:
@@ -131,7 +145,7 @@ def _target(replica: Replica, request: Request) -> URL:
     if not path.startswith(b"/"):
         raise RequestError(f"{path!r:.80} is no path. Ask for one that begins with a slash.")
     query = b"?" + scope["query_string"] if scope["query_string"] else b""
-    return URL(replica.url + (path + query).decode("latin-1"), encoded=True)
+    return URL(url + (path + query).decode("latin-1"), encoded=True)
 
 
 def _timeout_of(request: Request) -> str | None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
-
-import aiohttp
+from collections.abc import Awaitable, Callable, Mapping
 
 from sglang_prefill_ext.attach import carrier
 from sglang_prefill_ext.attach.carrier import EngineState, Offer, PartAnswer
+from sglang_prefill_ext.attach.http_connections import Answer, HttpConnections
 from sglang_prefill_ext.attach.messages import Stock, StockAnswer, StockError
 from sglang_prefill_ext.errors import EngineUnavailableError
 from sglang_prefill_ext.frontend.options import RequestOptions, headers_from
@@ -20,22 +18,10 @@ logger = logging.getLogger(__name__)
 BEAT_S = 1.0
 """How often an engine is asked for its state."""
 
-_STATE_TIMEOUT = aiohttp.ClientTimeout(total=2.0)
+_STATE_S = 2.0
 """Limit for its answer. The first answer has more time, as it brings the tokenizer."""
 
-_FIRST_STATE_TIMEOUT = aiohttp.ClientTimeout(total=20.0)
-_NO_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=2.0)
-_KEEP_ALIVE_S = 3.0
-"""Less than the 5 s after which SGLang closes idle connections: one that is used just when it is
-closed breaks."""
-
-
-def http_session() -> aiohttp.ClientSession:
-    """Connections to all engines; made in the event loop that uses them."""
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S)
-    return aiohttp.ClientSession(
-        connector=connector, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
-    )
+_FIRST_STATE_S = 20.0
 
 
 def authorization(api_key: str) -> dict[str, str]:
@@ -51,21 +37,21 @@ class Replica:
         api_key: of the engine; empty for none.
 
     Attributes:
+        connections: to it, with its key.
         offer: its latest one; None before its first answer.
         why: why it is not used, for the status page; empty if it is.
         whole: number of undivided requests that it is answering.
         heard: it has answered, or failed to, at least once.
     """
 
-    def __init__(self, http: aiohttp.ClientSession, url: str, api_key: str = "") -> None:
+    def __init__(self, url: str, api_key: str = "") -> None:
         self.url = url
         self.offer: Offer | None = None
         self.why = "It has not answered yet."
         self.whole = 0
         self.heard = False
-        self.http = http
+        self.connections = HttpConnections(url, authorization(api_key))
         self._fingerprint = ""
-        self._auth = authorization(api_key)
 
     async def ask(self, body: bytes, options: RequestOptions) -> PartAnswer:
         """Have rows served.
@@ -90,18 +76,21 @@ class Replica:
         Raises:
             EngineUnavailableError: it does not answer, or is no engine of this version.
         """
-        timeout = _STATE_TIMEOUT if self._fingerprint else _FIRST_STATE_TIMEOUT
-        url, known = self.url + carrier.FACTS_PATH, {"known": self._fingerprint}
-        asking = self.http.get(url, params=known, headers=self._auth, timeout=timeout)
-        state = carrier.state_from(await _content(asking))
+        limit_s = _STATE_S if self._fingerprint else _FIRST_STATE_S
+        target = f"{carrier.FACTS_PATH}?known={self._fingerprint}"
+        try:
+            async with asyncio.timeout(limit_s):
+                state = carrier.state_from(await _content(self.connections.get(target)))
+        except TimeoutError as error:
+            why = f"It does not answer within {limit_s:g} s."
+            raise EngineUnavailableError(why) from error
         if state.offer is not None:
             self.offer, self._fingerprint = state.offer, state.fingerprint
         return state
 
     async def _post(self, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
-        headers = {"content-type": carrier.MSGPACK, **headers, **self._auth}
-        asking = self.http.post(self.url + path, data=body, headers=headers, timeout=_NO_TIMEOUT)
-        return await _content(asking)
+        headers = {"content-type": carrier.MSGPACK, **headers}
+        return await _content(self.connections.post(path, body, headers))
 
 
 async def keep_asking(
@@ -120,22 +109,19 @@ async def keep_asking(
         await asyncio.sleep(BEAT_S)
 
 
-async def _content(asking: AbstractAsyncContextManager[aiohttp.ClientResponse]) -> bytes:
+async def _content(asking: Awaitable[Answer]) -> bytes:
     """The body of an answer.
 
     Raises:
         EngineUnavailableError: there is none, or it is a refusal.
     """
     try:
-        async with asking as response:
-            content = await response.read()
-    except (aiohttp.ClientError, OSError) as error:
-        raise EngineUnavailableError(
-            f"It does not answer ({type(error).__name__}: {error})."
-        ) from error
-    if response.status != 200:
-        raise _refusal(response.status, content)
-    return content
+        answer = await asking
+    except EngineUnavailableError as error:
+        raise EngineUnavailableError(f"It does not answer ({error}).") from error
+    if answer.status != 200:
+        raise _refusal(answer.status, answer.body)
+    return answer.body
 
 
 def _refusal(status: int, content: bytes) -> EngineUnavailableError:

@@ -127,7 +127,7 @@ class Router:
     async def _hand_on(self, request: Request, body: bytes, send: _Send) -> None:
         """Have an engine serve a request as a whole; another one if the first cannot be reached."""
         await self._fleet.whole.served(
-            lambda replica: hand_on(replica, request, body, send),
+            lambda replica: hand_on(self._fleet.http, replica.url, request, body, send),
             repeatable=lambda error: (
                 isinstance(error, NotSentError) or request.scope["path"] in _REPEATABLE
             ),

@@ -11,14 +11,13 @@ import os
 import time
 from typing import Any, ClassVar
 
-import aiohttp
 import ray
 from ray import serve
 
 from sglang_prefill_ext.errors import EngineUnavailableError
 from sglang_prefill_ext.fleet.ray_serve.autoscaling import TOKENS
 from sglang_prefill_ext.fleet.ray_serve.launch import Launch
-from sglang_prefill_ext.fleet.replica import BEAT_S, Replica, http_session
+from sglang_prefill_ext.fleet.replica import BEAT_S, Replica
 from sglang_prefill_ext.local_server import LocalServer
 from sglang_prefill_ext.process.children import tethered
 
@@ -33,7 +32,7 @@ _TOLD_S = 5.0
 _HEARD_S = 30.0
 """How long a new engine waits for routers to ask it; they may come later, or not at all."""
 
-_HEALTH = aiohttp.ClientTimeout(total=25.0)
+_HEALTH_S = 25.0
 _LOOK_S = 0.1
 STOP_S = 60.0
 """How long SGLang may take to end after its requests; it checks every 5 s whether it should."""
@@ -75,8 +74,7 @@ class EngineReplica:
         except BaseException:
             await asyncio.to_thread(self._server.stop, 0.0)
             raise
-        self._http = http_session()
-        self._replica = Replica(self._http, self._server.base_url, launch.api_key)
+        self._replica = Replica(self._server.base_url, launch.api_key)
         self._routers = serve.get_deployment_handle(*routers)
         self._healthy = True
         self._joining = asyncio.ensure_future(self._keep_joining())
@@ -104,7 +102,7 @@ class EngineReplica:
         if self._healthy:
             await self._drained()
             grace_s = self._launch.drain_s + STOP_S
-        await self._http.close()
+        self._replica.connections.close()
         await asyncio.to_thread(self._server.stop, grace_s)
 
     async def _require_health(self) -> None:
@@ -112,9 +110,10 @@ class EngineReplica:
             raise EngineUnavailableError(
                 f"The engine has ended. The last lines of its log:\n{self._server.log_tail()}"
             )
-        async with self._http.get(f"{self._server.base_url}/health", timeout=_HEALTH) as answer:
-            if answer.status != 200:
-                raise EngineUnavailableError(f"GET /health: HTTP {answer.status}.")
+        async with asyncio.timeout(_HEALTH_S):
+            answer = await self._replica.connections.get("/health")
+        if answer.status != 200:
+            raise EngineUnavailableError(f"GET /health: HTTP {answer.status}.")
 
     async def _keep_joining(self) -> None:
         """Tell the routers of this engine again and again, because one may have restarted."""

@@ -74,8 +74,7 @@ async def test_an_engine_that_is_asked_later_has_the_time_that_is_left(
     request = Request(scope | {"headers": headers}, receive=no_message)
     request.state.came_ms = time.time() * 1e3 - 600_000
     async with served(stub.app()) as url, aiohttp.ClientSession() as http:
-        replica = cast(Replica, SimpleNamespace(http=http, url=url))
-        await hand_on(replica, request, b"", no_send)
+        await hand_on(http, url, request, b"", no_send)
     if told is None:
         assert stub.timeout is None
     else:
@@ -85,11 +84,11 @@ async def test_an_engine_that_is_asked_later_has_the_time_that_is_left(
 
 async def test_what_is_no_path_reaches_no_engine() -> None:
     scope = {"type": "http", "method": "GET", "query_string": b"", "headers": []}
-    for raw in (b"*", b"@127.0.0.1:9/"):
-        request = Request(scope | {"path": "x", "raw_path": raw}, receive=no_message)
-        replica = cast(Replica, SimpleNamespace(url="http://127.0.0.1:9"))
-        with pytest.raises(RequestError, match="is no path"):
-            await hand_on(replica, request, b"", no_send)
+    async with aiohttp.ClientSession() as http:
+        for raw in (b"*", b"@127.0.0.1:9/"):
+            request = Request(scope | {"path": "x", "raw_path": raw}, receive=no_message)
+            with pytest.raises(RequestError, match="is no path"):
+                await hand_on(http, "http://127.0.0.1:9", request, b"", no_send)
 
 
 async def test_who_takes_no_connection_was_sent_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,9 +105,8 @@ async def test_who_takes_no_connection_was_sent_nothing(monkeypatch: pytest.Monk
             waiting.connect_ex(full.getsockname())
         async with aiohttp.ClientSession() as http:
             url = f"http://127.0.0.1:{full.getsockname()[1]}"
-            replica = SimpleNamespace(http=http, url=url)
             scope = {"type": "http", "method": "POST", "path": "/", "query_string": b""}
             request = Request(scope | {"headers": []}, receive=no_message)
             request.state.came_ms = 0.0
             with pytest.raises(NotSentError, match="cannot be reached"):
-                await hand_on(cast(Replica, replica), request, b"", send=cast(Any, None))
+                await hand_on(http, url, request, b"", no_send)
