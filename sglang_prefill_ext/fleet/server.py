@@ -128,6 +128,7 @@ def _config(router: Router, settings: Settings) -> uvicorn.Config:
         router,
         log_level="warning",
         access_log=False,
+        proxy_headers=False,  # nothing here asks where a client is
         timeout_graceful_shutdown=max(1, int(settings.grace_s)),
         timeout_keep_alive=settings.keep_alive_s,
     )
