@@ -28,6 +28,7 @@ PROPERTIES = SimpleNamespace(
     major=9,
     minor=0,
     is_integrated=False,
+    shared_memory_per_block_optin=227 << 10,
 )
 QUIET = (
     *("_lazy_init", "_exchange_device", "_maybe_exchange_device", "set_device", "current_device"),

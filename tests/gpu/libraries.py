@@ -100,8 +100,15 @@ def _attended(q: Tensor, *_args: Any, **_kwargs: Any) -> list[Tensor]:
     return [torch.empty_like(q), q.new_empty(heads, tokens, dtype=torch.float32)]
 
 
+def _multiplied(
+    a: Tensor, b: Tensor, _a_scales: Tensor, _b_scales: Tensor, out_dtype: torch.dtype, *_args: Any
+) -> Tensor:
+    return a.new_empty(len(a), b.shape[1], dtype=out_dtype)
+
+
 RETURNED: dict[str, Any] = {
     "fwd": _attended,
+    "fp8_scaled_mm": _multiplied,
     "top_k_top_p_sampling_from_probs": lambda probs, *_args, **_kwargs: probs.new_zeros(
         len(probs), dtype=torch.int32
     ),

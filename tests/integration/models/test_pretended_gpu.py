@@ -25,6 +25,7 @@ FLAGS: dict[str, tuple[str, ...]] = {
     "tiny fa3": ("--prefill-only-attention", "merge-fa3"),
     "tiny torch": ("--prefill-only-attention", "torch"),
     "tiny adapter": ("--load-format", "auto", "--enable-lora"),
+    "tiny fp8": ("--quantization", "fp8", "--kv-cache-dtype", "fp8_e4m3"),
     "gemma2": (),
     "olmoe": ("--prefill-only-moe-source", "device"),
     "deepseek-v2": (),
@@ -37,6 +38,7 @@ REPLAYED = {"graph", "too_large", "overrides", "adapter"}
 """How forwards run if all that may be replayed as a graph are."""
 USES = dict.fromkeys(FLAGS, REPLAYED) | {
     "tiny torch": {"no_graphs"},
+    "tiny fp8": {"graph", "held_prefix", "kept_prefix", "overrides"},
     "deepseek-v2": {"held_prefix", "kept_prefix", "overrides"},
     "qwen3-next": set(),
     "granite4": set(),
@@ -51,6 +53,7 @@ KERNELS = dict.fromkeys(FLAGS, "attention_kernel") | {
     "tiny fa3": "fwd",
     "tiny torch": "store_cache",
     "tiny adapter": "_chunked_lora_expand_kernel",
+    "tiny fp8": "fp8_scaled_mm",
     "olmoe": "block_choice_kernel",
     "qwen3-next": "causal_conv_kernel",
     "granite4": "_chunk_scan_fwd_kernel",
@@ -122,4 +125,4 @@ def test_blocks_of_experts_are_chosen(reports: dict[str, Any]) -> None:
 
 def test_prefixes_are_cached(reports: dict[str, Any]) -> None:
     shared = {name for name, report in reports.items() if report["cached_tokens"]}
-    assert shared == set(FLAGS) - {"qwen3-next", "granite4", "bert-reranker"}
+    assert shared == set(FLAGS) - {"tiny fp8", "qwen3-next", "granite4", "bert-reranker"}
