@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 from collections.abc import Callable
+
+
+def import_models() -> None:
+    """Import SGLang's models, which each child would otherwise do by itself."""
+    importlib.import_module("sglang.srt.models.registry")
 
 
 def run_in_child(name: str, work: Callable[..., object], *args: object) -> None:

@@ -8,7 +8,6 @@ model gets a child process. The children are forked after the imports, which tak
 
 from __future__ import annotations
 
-import importlib
 import json
 import random
 import sys
@@ -77,7 +76,7 @@ from sglang_prefill_ext.scheduling.split import split_request  # noqa: E402
 from sglang_prefill_ext.wire.arrays import distinct_overrides  # noqa: E402
 from sglang_prefill_ext.wire.packed import PackedRows  # noqa: E402
 from sglang_prefill_ext.wire.read import Vectors  # noqa: E402
-from tests.integration.programs.children import run_in_child  # noqa: E402
+from tests.integration.programs.children import import_models, run_in_child  # noqa: E402
 from tests.integration.programs.encoder_report import encoder_report  # noqa: E402
 from tests.unit.wire.strategies import labels_by_read  # noqa: E402
 
@@ -477,7 +476,7 @@ def report(directory: str, dtype: str, out: Path) -> None:
 
 def main() -> None:
     out, *models = sys.argv[1:]
-    importlib.import_module("sglang.srt.models.registry")  # else each child would import all models
+    import_models()
     for model in models:
         half, directory = model.startswith(HALF), model.removeprefix(HALF)
         path = Path(out) / f"{Path(directory).name}{'-bfloat16' * half}.json"

@@ -40,7 +40,7 @@ from sglang_prefill_ext.wire.arrays import int_array  # noqa: E402
 from sglang_prefill_ext.wire.packed import PackedRows  # noqa: E402
 from sglang_prefill_ext.wire.parts import whole_rows  # noqa: E402
 from sglang_prefill_ext.wire.read import Labels, Read, Vectors  # noqa: E402
-from tests.integration.programs.children import run_in_child  # noqa: E402
+from tests.integration.programs.children import import_models, run_in_child  # noqa: E402
 
 libraries.stand_in_within_libraries()
 
@@ -132,6 +132,7 @@ def report(flags: list[str], out: Path) -> None:
 
 def main(cases: Path, out: Path) -> None:
     load_plugins()
+    import_models()
     for name, flags in json.loads(cases.read_text()).items():
         run_in_child(name, report, flags, out / f"{name}.json")
 
