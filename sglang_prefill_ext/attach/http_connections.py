@@ -12,6 +12,7 @@ import ssl
 import time
 from collections import deque
 from collections.abc import Mapping
+from functools import cache
 from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
@@ -129,7 +130,7 @@ class HttpConnections:
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         parts = urlsplit(url)
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._tls = _tls() if parts.scheme == "https" else None
         self._address = parts.hostname or "", parts.port or (443 if self._tls else 80)
         self._headers = _lines({"host": parts.netloc, **headers})
         self._idle: deque[tuple[float, HttpConnection]] = deque()
@@ -187,6 +188,11 @@ class HttpConnections:
         except OSError as error:  # also TimeoutError, and those of TLS
             why = str(error) or f"no connection within {_CONNECT_S:g} s"
             raise EngineUnavailableError(why) from error
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    return ssl.create_default_context()  # takes 50 ms, as it reads all certificates
 
 
 def _lines(headers: Mapping[str, str]) -> str:

@@ -35,11 +35,13 @@ class Engine:
         self.answer = answer
         self.seen: list[list[bytes]] = []
         self.left = asyncio.Event()
+        self.serving: list[asyncio.Task[None] | None] = []
         self.url = ""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         requests: list[bytes] = []
         self.seen.append(requests)
+        self.serving.append(asyncio.current_task())
         with suppress(ConnectionError, asyncio.IncompleteReadError):
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -52,6 +54,8 @@ class Engine:
                     writer.write(answer)
         self.left.set()
         writer.close()
+        with suppress(ConnectionError, ssl.SSLError):
+            await writer.wait_closed()
 
 
 @asynccontextmanager
@@ -67,6 +71,8 @@ async def running(
             yield engine, connections
         finally:
             connections.close()
+            async with asyncio.timeout(10):
+                await asyncio.gather(*filter(None, engine.serving))
 
 
 def body_of(request: bytes) -> bytes:
@@ -211,6 +217,7 @@ async def test_certificates_are_verified(tmp_path: Path, monkeypatch: pytest.Mon
             await to.get("/")
         authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
         monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+        monkeypatch.setattr(http_connections, "_tls", ssl.create_default_context)
         trusting = HttpConnections(engine.url, {})
         assert (await trusting.get("/")).body == b"x"
         trusting.close()
