@@ -113,7 +113,8 @@ def calibrate(
             largest = max(executor.graph_use.sizes, default=0)
             if largest >= _LEAST_TOKENS:
                 pace = measured_pace(executor, largest, max_tokens)
-                graphs = GraphCost(largest, round(eager.short_s / pace.s_per_token))
+                eager_tokens = round(eager.short_s / pace.s_per_token)
+                graphs = GraphCost(largest, eager_tokens, executor.caches_latents)
     except RuntimeError as error:
         raise ConfigError(
             f"prefill-only: a forward of {max_tokens} tokens failed ({error}). If memory is "

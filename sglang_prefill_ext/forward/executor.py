@@ -44,6 +44,7 @@ class PackedExecutor:
 
     Attributes:
         asynchronous, causal: see `Model`.
+        caches_latents: prefixes are cached as latents, which graphs neither read nor write.
         graph_use: which graphs there are, and how forwards ran since they were asked for.
         chunk_reads: reads in one chunk of logits over the vocabulary; 0 if the model makes vectors.
     """
@@ -59,7 +60,8 @@ class PackedExecutor:
         self.model, self.attention = model, attention
         self.asynchronous, self.causal = model.asynchronous, model.causal
         # A graph would make keys and values of as many latents as its page table may name.
-        pooled = caches_prefixes and not model.pool.keeps_latents
+        self.caches_latents = caches_prefixes and model.pool.keeps_latents
+        pooled = caches_prefixes and not self.caches_latents
         self._graph_pool = model.pool if pooled else None
         self._graphs: PackedGraphs | None = None
         self.graph_use = GraphUse()

@@ -87,10 +87,12 @@ class GraphCost:
     Attributes:
         tokens: of the largest graph; 0: there is none, and no forward has a least cost.
         eager_tokens: the cost of the shortest eager forward.
+        latents: the prefix cache keeps latents, which graphs neither read nor write.
     """
 
     tokens: int = 0
     eager_tokens: int = 0
+    latents: bool = False
 
     def forward(self, tokens: int, launch_tokens: int, *, eager: bool) -> int:
         """The cost of a forward of so many tokens."""
@@ -104,6 +106,15 @@ class GraphCost:
         ``eager_tokens * G / (G + launch_tokens)`` tokens on, and so always from `eager_tokens` on.
         """
         return tokens * (self.tokens + launch_tokens) >= self.eager_tokens * self.tokens
+
+    def recomputing_pays(self, tokens: int, groups: int, launch_tokens: int) -> bool:
+        """Whether a replay without the prefix cache costs less than any forward that uses it.
+
+        Args:
+            tokens: of the forward, with those that the cache has.
+        """
+        replayed = self.latents and graph_holds(self.tokens, tokens, groups)
+        return replayed and launch_tokens + tokens < self.eager_tokens
 
 
 NO_GRAPHS = GraphCost()

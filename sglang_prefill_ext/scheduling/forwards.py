@@ -139,7 +139,8 @@ class Forwards:
             job.start_s = job.start_s or start_s
         prefixed = None
         try:
-            prefixed = PrefixedForward(jobs, self._cache)
+            graphs, launch_tokens = self._policy.graphs, self._policy.launch_tokens
+            prefixed = PrefixedForward.cheapest(jobs, self._cache, graphs, launch_tokens)
             plan = prefixed.plan
             completion = self._executor.launch(plan)
         except NoRoomError as error:

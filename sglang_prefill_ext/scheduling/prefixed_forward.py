@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol, Self, TypeAlias
 
+from sglang_prefill_ext.scheduling.budget import GraphCost
 from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.planner import ForwardPlan, Share, plan_forward
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache, PrefixTransaction
@@ -70,6 +71,22 @@ class PrefixedForward:
             if stop > span.held:
                 self.plan.stores[share.group] = transaction.slots[span.held : stop]
 
+    @classmethod
+    def cheapest(
+        cls, jobs: Sequence[Job], cache: PrefixCache | None, graphs: GraphCost, launch_tokens: int
+    ) -> Self:
+        """Use the cache, unless it is cheaper not to, see `GraphCost.recomputing_pays`.
+
+        It is used in any case to store a prefix that a job wants kept.
+        """
+        prefixed = cls(jobs, cache)
+        tokens, groups = prefixed.plan.num_tokens, len(prefixed.plan.layout.groups)
+        pays = graphs.recomputing_pays(tokens + prefixed.num_cached, groups, launch_tokens)
+        if not pays or prefixed._needs_cache(jobs):
+            return prefixed
+        prefixed.rollback()
+        return cls(jobs, None)
+
     def cached(self, job: Job) -> int:
         """Tokens of a job's prefix that this forward took from the cache.
 
@@ -80,8 +97,7 @@ class PrefixedForward:
 
     def is_storing(self, key: PrefixKey | None) -> bool:
         """Whether this forward will put the prefix of that key into the cache."""
-        transaction = self._transactions.get(key) if key else None
-        return transaction is not None and len(transaction.slots) > transaction.cached
+        return _stores(self._transactions.get(key) if key else None)
 
     def commit(self) -> None:
         """The forward has succeeded: commit every transaction.
@@ -101,6 +117,15 @@ class PrefixedForward:
     def _end_given_up(self) -> None:
         while self.ends_here:
             self.ends_here.pop().rollback()
+
+    def _needs_cache(self, jobs: Sequence[Job]) -> bool:
+        """Whether the cache has to be used, or no graph could replay these jobs without it."""
+        return any(
+            job.divided
+            or not job.piece.is_replayable
+            or (job.keep_prefix and _stores(self._of(job)))
+            for job in jobs
+        )
 
     def _of(self, job: Job) -> PrefixTransaction | None:
         if job.held is not None:
@@ -143,6 +168,10 @@ class PrefixedForward:
     def _behind_cached(self, job: Job) -> Piece:
         transaction = None if job.large else self._of(job)
         return job.piece if transaction is None else job.piece.behind(transaction.cached)
+
+
+def _stores(transaction: PrefixTransaction | None) -> bool:
+    return transaction is not None and len(transaction.slots) > transaction.cached
 
 
 class Completion(Protocol):

@@ -9,10 +9,11 @@ import os
 import tempfile
 import time
 
-import aiohttp
+import msgspec
 import ray
 from ray import serve
 
+from sglang_prefill_ext.attach.http_connections import Answer, HttpConnections
 from sglang_prefill_ext.errors import EngineUnavailableError
 from sglang_prefill_ext.fleet.replica import BEAT_S, authorization
 from sglang_prefill_ext.fleet.replica_load import UNKNOWN
@@ -27,7 +28,7 @@ _SILENT_S = 10.0
 
 _LISTENING_S = 60.0
 _LOOK_S = 0.2
-_TIMEOUT = aiohttp.ClientTimeout(total=10.0)
+_ANSWER_S = 10.0
 
 
 class RouterReplica:
@@ -78,11 +79,8 @@ class RouterReplica:
 
     async def has_heard(self, url: str) -> bool:
         """Whether a router has had an answer of an engine, and so can send it requests."""
-        async with (
-            aiohttp.ClientSession(timeout=_TIMEOUT, headers=self._auth) as http,
-            http.get(f"{self._url}/prefill_only/status") as answer,
-        ):
-            shown = (await answer.json())["replicas"]
+        page = await self._asked("/prefill_only/status")
+        shown = msgspec.json.decode(page.body)["replicas"]
         return any(each["url"] == url and each["health"] != UNKNOWN for each in shown)
 
     async def where(self) -> str:
@@ -91,14 +89,7 @@ class RouterReplica:
 
     async def check_health(self) -> None:
         """Raises: EngineUnavailableError: no router answers."""
-        try:
-            async with (
-                aiohttp.ClientSession(timeout=_TIMEOUT) as http,
-                http.get(f"{self._url}/health"),
-            ):
-                pass  # it listens; 503 only says that there is no engine yet
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise EngineUnavailableError(f"No router answers at {self._url} ({error}).") from error
+        await self._asked("/health")  # 503 only says that there is no engine yet
 
     async def __del__(self) -> None:
         """End after the requests under way."""
@@ -107,6 +98,21 @@ class RouterReplica:
             self._stop.set()
             await self._running
             self._directory.cleanup()
+
+    async def _asked(self, target: str) -> Answer:
+        """Ask one of the processes, which share a port, over a connection of its own.
+
+        Raises:
+            EngineUnavailableError: it does not answer.
+        """
+        connections = HttpConnections(self._url, self._auth)
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                return await connections.get(target)
+        except (EngineUnavailableError, TimeoutError) as error:
+            raise EngineUnavailableError(f"No router answers at {self._url} ({error}).") from error
+        finally:
+            connections.close()
 
     async def _listening(self) -> None:
         """Wait until a router answers."""

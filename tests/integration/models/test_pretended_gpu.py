@@ -39,7 +39,7 @@ REPLAYED = {"graph", "too_large", "overrides", "adapter"}
 USES = dict.fromkeys(FLAGS, REPLAYED) | {
     "tiny torch": {"no_graphs"},
     "tiny fp8": {"graph", "held_prefix", "kept_prefix", "overrides"},
-    "deepseek-v2": {"held_prefix", "kept_prefix", "overrides"},
+    "deepseek-v2": {"graph", "held_prefix", "kept_prefix", "overrides"},
     "qwen3-next": set(),
     "granite4": set(),
 }

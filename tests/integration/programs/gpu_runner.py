@@ -35,7 +35,9 @@ from sglang.srt.server_args import PortArgs, prepare_server_args  # noqa: E402
 from sglang_prefill_ext.border.messages import PackedRowsReq  # noqa: E402
 from sglang_prefill_ext.border.model.model_classes import encoder_traits  # noqa: E402
 from sglang_prefill_ext.border.scheduler import scheduler_hooks  # noqa: E402
+from sglang_prefill_ext.forward import calibration  # noqa: E402
 from sglang_prefill_ext.frontend.options import RequestOptions  # noqa: E402
+from sglang_prefill_ext.scheduling.planner import ForwardPlan  # noqa: E402
 from sglang_prefill_ext.wire.arrays import int_array  # noqa: E402
 from sglang_prefill_ext.wire.packed import PackedRows  # noqa: E402
 from sglang_prefill_ext.wire.parts import whole_rows  # noqa: E402
@@ -91,6 +93,13 @@ def requests(scheduler: Any, setup: Any) -> Iterator[tuple[str, PackedRows]]:
             yield "adapted", replace(rows_of("short", reads[0], None), adapter=adapter)
 
 
+def pretended_s(executor: Any, plan: ForwardPlan) -> float:
+    """Run a forward, and return the time that it might take: an eager one waits for the host."""
+    calibration._run(executor, plan)
+    replayed = plan.num_tokens <= max(executor.graph_use.sizes, default=0)
+    return (2e-3 if replayed else 12e-3) + 1e-5 * plan.num_tokens
+
+
 def serve(flags: list[str]) -> dict[str, Any]:
     args = prepare_server_args([*FLAGS, *flags])
     args.resolve_once()
@@ -133,6 +142,7 @@ def report(flags: list[str], out: Path) -> None:
 def main(cases: Path, out: Path) -> None:
     load_plugins()
     import_models()
+    calibration._fastest_s = pretended_s
     for name, flags in json.loads(cases.read_text()).items():
         run_in_child(name, report, flags, out / f"{name}.json")
 

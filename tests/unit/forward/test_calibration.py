@@ -316,6 +316,10 @@ def test_a_replay_and_an_eager_launch_have_prices_of_their_own(
     measured = calibrate(NotedGraphs((2048,)), 4096, alone, graph_tokens=2048)
     assert (measured.launch_tokens, measured.graphs) == (200, GraphCost(2048, 1200))
     assert measured.tokens_per_s == pytest.approx(1e5)
+    executor = NotedGraphs((2048,))
+    executor.caches_latents = True
+    measured = calibrate(executor, 4096, alone, graph_tokens=2048)
+    assert measured.graphs == GraphCost(2048, 1200, latents=True)
 
 
 def test_what_graphs_keep_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sglang_prefill_ext.scheduling import prefixed_forward
-from sglang_prefill_ext.scheduling.budget import ForwardBudget
+from sglang_prefill_ext.scheduling.budget import ForwardBudget, GraphCost
 from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.planner import Share
 from sglang_prefill_ext.scheduling.prefixed_forward import LaunchedJob, NoRoomError, PrefixedForward
@@ -121,6 +121,51 @@ def test_rows_without_a_prefix_leave_the_cache_alone() -> None:
     assert prefixed.plan.held == prefixed.plan.stores == [None]
     assert prefixed.num_cached == 0
     assert cache.begun == []
+
+
+GRAPHS = GraphCost(tokens=64, eager_tokens=500, latents=True)
+LAUNCH_TOKENS = 100
+
+
+@pytest.mark.parametrize("cached", [LONG, SHORT, OTHER])
+def test_short_forwards_go_without_a_cache_that_graphs_cannot_use(cached: list[int]) -> None:
+    cache, jobs = warm(cached), [job_of(request(LONG)), job_of(request(OTHER))]
+    prefixed = PrefixedForward.cheapest(jobs, cache, GRAPHS, LAUNCH_TOKENS)
+    assert cache.outcomes == ["rollback", "rollback"]
+    assert prefixed.plan.held == prefixed.plan.stores == [None, None]
+    assert prefixed.plan.token_ids.tolist() == [*LONG, 9, *OTHER, 9]
+    assert prefixed.num_cached == 0
+    prefixed.commit()
+    assert set(cache.committed) == {tuple(cached)}
+
+
+def test_a_wanted_prefix_is_stored_first_and_then_not_read() -> None:
+    cache, plans = MemoryCache(), []
+    for _ in range(2):
+        jobs = [job_of(request(OTHER)), job_of(request(LONG), keep_prefix=True)]
+        prefixed = PrefixedForward.cheapest(jobs, cache, GRAPHS, LAUNCH_TOKENS)
+        plans.append(prefixed.plan)
+        prefixed.commit()
+    assert None not in plans[0].stores
+    assert plans[1].held == plans[1].stores == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("graphs", "launch_tokens", "job"),
+    [
+        (replace(GRAPHS, latents=False), LAUNCH_TOKENS, job_of(request(LONG))),
+        (GRAPHS, 495, job_of(request(LONG))),  # an eager forward costs no more
+        (replace(GRAPHS, tokens=4), LAUNCH_TOKENS, job_of(request(LONG))),
+        (GRAPHS, LAUNCH_TOKENS, job_of(replace(request(LONG), adapter="a"))),
+        (GRAPHS, LAUNCH_TOKENS, job_of(request(LONG, [8], [9]), budget=3)),  # divided
+    ],
+)
+def test_the_cache_is_used_where_that_may_be_cheaper_or_has_to_be(
+    graphs: GraphCost, launch_tokens: int, job: Job
+) -> None:
+    cache = warm(SHORT)
+    PrefixedForward.cheapest([job], cache, graphs, launch_tokens)
+    assert cache.outcomes == [""]
 
 
 def divided_job(cached: int = 0, budget: int = 3) -> Job:
