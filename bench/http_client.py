@@ -54,7 +54,7 @@ class Connection(HttpConnection):
             answer = await self.exchange(request)
         except EngineUnavailableError as error:
             raise LoadError(str(error)) from error
-        if not answer.head.startswith(_OK):
+        if answer.status != 200:
             shown = answer.body[:_SHOWN_BYTES].decode(errors="replace")
             status_line = answer.head.partition(b"\r\n")[0].decode(errors="replace")
             raise LoadError(f"{status_line}: {shown}")

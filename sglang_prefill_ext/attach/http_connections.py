@@ -89,10 +89,13 @@ class HttpConnection(asyncio.Protocol):
         if self._end is None:
             self._read_head()
         if self._end is not None and len(self._received) >= self._end:
-            head, body = self._received[: self._body_at], self._received[self._body_at : self._end]
+            with memoryview(self._received) as view:  # a body of many MB is copied only once
+                answer = Answer(
+                    bytes(view[: self._body_at]), bytes(view[self._body_at : self._end])
+                )
             del self._received[: self._end]
             self._end = None
-            self._complete(Answer(bytes(head), bytes(body)))
+            self._complete(answer)
 
     def _read_head(self) -> None:
         head_end = self._received.find(_HEAD_END, 0, _LONGEST_HEAD)
@@ -108,16 +111,21 @@ class HttpConnection(asyncio.Protocol):
         self._end = self._body_at + int(length[1])
 
     def _complete(self, answer: Answer) -> None:
-        wanted = self._answer is not None and not self._answer.done()
-        if self._received or not wanted or _CLOSING.search(answer.head):
+        waiting = self._waiting
+        if self._received or waiting is None or _CLOSING.search(answer.head):
             self.close()  # it is of no further use
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_result(answer)
+        if waiting is not None:
+            waiting.set_result(answer)
 
     def _fail(self, why: str) -> None:
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(EngineUnavailableError(why))
+        if (waiting := self._waiting) is not None:
+            waiting.set_exception(EngineUnavailableError(why))
         self.close()
+
+    @property
+    def _waiting(self) -> asyncio.Future[Answer] | None:
+        """What waits for an answer, if the caller still does."""
+        return None if self._answer is None or self._answer.done() else self._answer
 
 
 class HttpConnections:
@@ -135,9 +143,14 @@ class HttpConnections:
         self._headers = _lines({"host": parts.netloc, **headers})
         self._idle: deque[tuple[float, HttpConnection]] = deque()
 
-    async def get(self, target: str) -> Answer:
-        """See `post`."""
-        return await self._exchange(f"GET {target} HTTP/1.1\r\n{self._headers}\r\n".encode())
+    async def get(self, target: str, limit_s: float) -> Answer:
+        """See `post`; an answer that takes longer than `limit_s` is an error, too."""
+        request = f"GET {target} HTTP/1.1\r\n{self._headers}\r\n".encode()
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self._exchange(request)
+        except TimeoutError as error:
+            raise EngineUnavailableError(f"no answer within {limit_s:g} s") from error
 
     async def post(self, target: str, body: bytes, headers: Mapping[str, str]) -> Answer:
         """Send a request; if the caller is cancelled, its connection is closed.

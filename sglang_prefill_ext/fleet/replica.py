@@ -78,12 +78,7 @@ class Replica:
         """
         limit_s = _STATE_S if self._fingerprint else _FIRST_STATE_S
         target = f"{carrier.FACTS_PATH}?known={self._fingerprint}"
-        try:
-            async with asyncio.timeout(limit_s):
-                state = carrier.state_from(await _content(self.connections.get(target)))
-        except TimeoutError as error:
-            why = f"It does not answer within {limit_s:g} s."
-            raise EngineUnavailableError(why) from error
+        state = carrier.state_from(await _content(self.connections.get(target, limit_s)))
         if state.offer is not None:
             self.offer, self._fingerprint = state.offer, state.fingerprint
         return state

@@ -82,7 +82,7 @@ class PrefixedForward:
         prefixed = cls(jobs, cache)
         tokens, groups = prefixed.plan.num_tokens, len(prefixed.plan.layout.groups)
         pays = graphs.recomputing_pays(tokens + prefixed.num_cached, groups, launch_tokens)
-        if not pays or prefixed._needs_cache(jobs):
+        if not (pays and prefixed._transactions) or prefixed._needs_cache(jobs):
             return prefixed
         prefixed.rollback()
         return cls(jobs, None)

@@ -110,8 +110,7 @@ class EngineReplica:
             raise EngineUnavailableError(
                 f"The engine has ended. The last lines of its log:\n{self._server.log_tail()}"
             )
-        async with asyncio.timeout(_HEALTH_S):
-            answer = await self._replica.connections.get("/health")
+        answer = await self._replica.connections.get("/health", _HEALTH_S)
         if answer.status != 200:
             raise EngineUnavailableError(f"GET /health: HTTP {answer.status}.")
 

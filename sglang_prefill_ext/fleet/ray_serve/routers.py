@@ -107,9 +107,8 @@ class RouterReplica:
         """
         connections = HttpConnections(self._url, self._auth)
         try:
-            async with asyncio.timeout(_ANSWER_S):
-                return await connections.get(target)
-        except (EngineUnavailableError, TimeoutError) as error:
+            return await connections.get(target, _ANSWER_S)
+        except EngineUnavailableError as error:
             raise EngineUnavailableError(f"No router answers at {self._url} ({error}).") from error
         finally:
             connections.close()

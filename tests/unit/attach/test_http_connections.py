@@ -16,6 +16,7 @@ from sglang_prefill_ext.attach.http_connections import HttpConnection, HttpConne
 from sglang_prefill_ext.errors import EngineUnavailableError
 
 HANG_UP = b""
+LIMIT_S = 10.0
 
 
 def answer_bytes(body: bytes, status: int = 200, *headers: str) -> bytes:
@@ -83,7 +84,7 @@ async def test_requests_are_sent_whole_and_their_answers_returned() -> None:
     async with running(lambda request: answer_bytes(body_of(request)[::-1], 418)) as (engine, to):
         answers = [
             await to.post("/a?b=c", b"\x00\r\n\r\nxyz", {"priority": "3"}),
-            await to.get("/facts"),
+            await to.get("/facts", LIMIT_S),
         ]
     assert [(each.status, each.body) for each in answers] == [(418, b"zyx\n\r\n\r\x00"), (418, b"")]
     host = f"host: {engine.url.removeprefix('http://')}\r\nauthorization: Bearer k\r\n"
@@ -133,27 +134,27 @@ async def test_requests_at_the_same_time_have_connections_of_their_own() -> None
 @pytest.mark.parametrize("closing", ["connection: close", "Connection:  Close "])
 async def test_a_connection_that_is_to_close_is_not_used_again(closing: str) -> None:
     async with running(lambda _: answer_bytes(b"x", 200, closing)) as (engine, to):
-        assert [(await to.get("/")).body for _ in range(2)] == [b"x", b"x"]
+        assert [(await to.get("/", LIMIT_S)).body for _ in range(2)] == [b"x", b"x"]
         assert list(map(len, engine.seen)) == [1, 1]
 
 
 async def test_idle_connections_are_left_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_connections, "KEEP_ALIVE_S", 0.05)
     async with running(lambda _: answer_bytes(b"x")) as (engine, to):
-        await asyncio.gather(to.get("/1"), to.get("/2"))
+        await asyncio.gather(to.get("/1", LIMIT_S), to.get("/2", LIMIT_S))
         await asyncio.sleep(0.1)
-        await to.get("/3")
-        await to.get("/4")
+        await to.get("/3", LIMIT_S)
+        await to.get("/4", LIMIT_S)
         assert list(map(len, engine.seen)) == [1, 1, 2]
         await asyncio.wait_for(engine.left.wait(), 5)
 
 
 async def test_a_connection_that_the_engine_closed_while_idle_is_replaced() -> None:
     async with running(lambda _: answer_bytes(b"x")) as (engine, to):
-        await to.get("/")
+        await to.get("/", LIMIT_S)
         (kept,) = to._idle
         kept[1].connection_lost(None)
-        assert (await to.get("/")).body == b"x"
+        assert (await to.get("/", LIMIT_S)).body == b"x"
         assert list(map(len, engine.seen)) == [1, 1]
 
 
@@ -182,7 +183,7 @@ async def test_what_is_no_answer_is_an_error_and_ends_the_connection(
 
 async def test_bytes_after_an_answer_end_the_connection() -> None:
     async with running(lambda _: answer_bytes(b"x") + b"y") as (engine, to):
-        assert [(await to.get("/")).body for _ in range(2)] == [b"x", b"x"]
+        assert [(await to.get("/", LIMIT_S)).body for _ in range(2)] == [b"x", b"x"]
         assert list(map(len, engine.seen)) == [1, 1]
 
 
@@ -190,7 +191,14 @@ async def test_a_cancelled_request_drops_its_connection() -> None:
     async with running(lambda _: None) as (engine, to):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
-                await to.get("/")
+                await to.post("/", b"", {})
+        await asyncio.wait_for(engine.left.wait(), 5)
+
+
+async def test_an_answer_may_have_a_limit_after_which_its_connection_is_dropped() -> None:
+    async with running(lambda _: None) as (engine, to):
+        with pytest.raises(EngineUnavailableError, match=r"no answer within 0\.2 s"):
+            await to.get("/", 0.2)
         await asyncio.wait_for(engine.left.wait(), 5)
 
 
@@ -198,7 +206,7 @@ async def test_an_engine_that_is_not_there_is_an_error() -> None:
     async with running(lambda _: None) as (_, to):
         pass
     with pytest.raises(EngineUnavailableError, match="Errno 111"):
-        await to.get("/")
+        await to.get("/", LIMIT_S)
 
 
 async def test_a_connection_has_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +214,7 @@ async def test_a_connection_has_two_seconds(monkeypatch: pytest.MonkeyPatch) -> 
     async with running(lambda _: None) as (engine, _):
         silent = HttpConnections(engine.url.replace("http", "https"), {})  # it shakes no hands
         with pytest.raises(EngineUnavailableError, match=r"no connection within 0\.1 s"):
-            await silent.get("/")
+            await silent.get("/", LIMIT_S)
 
 
 async def test_certificates_are_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,10 +222,10 @@ async def test_certificates_are_verified(tmp_path: Path, monkeypatch: pytest.Mon
     authority.issue_cert("127.0.0.1").configure_cert(tls)
     async with running(lambda _: answer_bytes(b"x"), tls) as (engine, to):
         with pytest.raises(EngineUnavailableError, match="certificate"):
-            await to.get("/")
+            await to.get("/", LIMIT_S)
         authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
         monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
         monkeypatch.setattr(http_connections, "_tls", ssl.create_default_context)
         trusting = HttpConnections(engine.url, {})
-        assert (await trusting.get("/")).body == b"x"
+        assert (await trusting.get("/", LIMIT_S)).body == b"x"
         trusting.close()

@@ -127,6 +127,18 @@ GRAPHS = GraphCost(tokens=64, eager_tokens=500, latents=True)
 LAUNCH_TOKENS = 100
 
 
+def test_what_uses_no_cache_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned, plan = [], prefixed_forward.plan_forward
+
+    def noted(pieces: Any) -> Any:
+        planned.append(pieces)
+        return plan(pieces)
+
+    monkeypatch.setattr(prefixed_forward, "plan_forward", noted)
+    PrefixedForward.cheapest([job_of(request())], warm(SHORT), GRAPHS, LAUNCH_TOKENS)
+    assert len(planned) == 1
+
+
 @pytest.mark.parametrize("cached", [LONG, SHORT, OTHER])
 def test_short_forwards_go_without_a_cache_that_graphs_cannot_use(cached: list[int]) -> None:
     cache, jobs = warm(cached), [job_of(request(LONG)), job_of(request(OTHER))]
