@@ -12,7 +12,16 @@ from typing import Annotated
 import typer
 
 from bench.command import Bench
-from bench.options import Alternations, Dtype, Flags, Loads, Name, Shapes
+from bench.options import (
+    Alternations,
+    Dtype,
+    Flags,
+    Loads,
+    Name,
+    Results,
+    ServerFlags,
+    Shapes,
+)
 from bench.score.plan import Case, Plan, make_cases
 from bench.score.plot import save_plot
 from bench.score.report import Comparison, closed_table, compare_paths, open_table
@@ -60,7 +69,7 @@ def main(
             help="Start each server once, and measure them in turn while the other is paused.",
         ),
     ] = False,
-    server_flags: Annotated[str, typer.Option(help="Further flags of both servers.")] = "",
+    server_flags: ServerFlags = "",
     flags: Flags = "",
     against: Annotated[
         str | None,
@@ -71,9 +80,7 @@ def main(
         typer.Option(help="Compare with a server of this wheel of the extension, not stock."),
     ] = None,
     name: Name = "local",
-    results: Annotated[
-        Path | None, typer.Option(help="Folder of record and plot; default: bench/results.")
-    ] = None,
+    results: Results = None,
     logs: Annotated[
         Path | None, typer.Option(help="Folder of the servers' logs; by default none are kept.")
     ] = None,

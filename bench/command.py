@@ -82,8 +82,13 @@ class Bench:
             raise typer.Exit(1) from error
 
     @contextmanager
-    def measured_model(self, preset: str) -> Iterator[tuple[Path, Status]]:
+    def measured_model(
+        self, preset: str, existing: Path | None = None
+    ) -> Iterator[tuple[Path, Status]]:
         """Make a model in a temporary directory; handles errors as `no_figures_on_error` does.
+
+        Args:
+            existing: directory of a model to use instead of the preset.
 
         Yields:
             The model's directory, named after the preset, and a status line on the console.
@@ -93,9 +98,7 @@ class Bench:
             tempfile.TemporaryDirectory(prefix="bench-") as directory,
             self.console.status("") as status,
         ):
-            model = Path(directory) / preset
-            make_model(preset, model)
-            yield model, status
+            yield existing or make_model(preset, Path(directory) / preset), status
 
 
 @contextmanager

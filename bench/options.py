@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import typer
@@ -35,5 +36,9 @@ TurnCount: TypeAlias = Annotated[
 ]
 Dtype: TypeAlias = Annotated[str, typer.Option(help="Of the model: float32, bfloat16 or float16.")]
 Flags: TypeAlias = Annotated[str, typer.Option(help="Further flags of the extension's servers.")]
+ServerFlags: TypeAlias = Annotated[str, typer.Option(help="Further flags of both servers.")]
+Results: TypeAlias = Annotated[
+    Path | None, typer.Option(help="Folder of record and plot; default: bench/results.")
+]
 Seed: TypeAlias = Annotated[int, typer.Option(help="Seed of all random draws.")]
 Name: TypeAlias = Annotated[str, typer.Option(help="Name of the files in bench/results.")]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from enum import StrEnum
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,7 +13,7 @@ import typer
 from bench.command import Bench
 from bench.cores import SINGLE_THREADED
 from bench.decisions.kinds import KINDS, case_of, compare_numbers
-from bench.options import Alternations, Clients, Preset, Seconds
+from bench.options import Alternations, Clients, Dtype, Preset, Results, Seconds, ServerFlags
 from bench.score.plan import QUIET_ARGS, Plan
 from bench.score.plot import save_plot
 from bench.score.report import closed_table, compare_paths
@@ -26,6 +28,10 @@ KindName = StrEnum("KindName", list(KINDS))  # type: ignore[misc]
 def main(
     kind: Annotated[KindName, typer.Argument(help="What every request asks for.")],
     preset: Preset = "micro",
+    model: Annotated[
+        Path | None, typer.Option(help="Directory of a model to use instead of the preset.")
+    ] = None,
+    dtype: Dtype = "float32",
     clients: Clients = None,
     seconds: Seconds = 6.0,
     alternations: Alternations = 2,
@@ -34,31 +40,34 @@ def main(
         typer.Option("--side-by-side", help="Start each server once, and load them in turn."),
     ] = False,
     by_wrk: Annotated[bool, typer.Option("--by-wrk", help="Make the load by wrk.")] = False,
+    server_flags: ServerFlags = "",
+    results: Results = None,
     name: Annotated[
         str | None, typer.Option(help="Name of the files in bench/results; default: the kind.")
     ] = None,
 ) -> None:
     """Measure requests per second, stock and extension in turn; print the ratio first."""
-    bench = Bench("bench.decisions", name or str(kind))
+    bench = Bench("bench.decisions", name or str(kind), results)
     plan = Plan(
         loads=tuple(map(ClosedLoop, clients or [1, 8, 32])),
         seconds=seconds,
         alternations=alternations,
         extension_args=("--enable-prefill-only",),
-        args_of_both=(*KINDS[kind].flags, *QUIET_ARGS),
+        dtype=dtype,
+        args_of_both=(*KINDS[kind].flags, *QUIET_ARGS, *shlex.split(server_flags)),
         env_of_both=SINGLE_THREADED,
         side_by_side=side_by_side,
         by_wrk=by_wrk,
     )
-    with bench.measured_model(preset) as (model, status):
-        run = ModelRun(preset, model, plan, status.update, model.parent)
+    with bench.measured_model(preset, model) as (directory, status):
+        run = ModelRun(directory.name, directory, plan, status.update, directory.parent)
         run.gate.compare = partial(compare_numbers, KINDS[kind])
-        vocabulary = ModelShape.from_directory(model).vocabulary
+        vocabulary = ModelShape.from_directory(directory).vocabulary
         run.run([case_of(KINDS[kind], vocabulary)])
     comparisons = compare_paths(run.results)
     bench.console.print(closed_table(comparisons))
     bench.show_gate(run.gate)
-    bench.record(run.results, gate=run.gate.as_dict())
+    bench.record(run.results, dtype=dtype, gate=run.gate.as_dict())
     save_plot(bench.picture, comparisons, bench.title)
     bench.say_written()
 

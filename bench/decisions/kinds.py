@@ -126,6 +126,7 @@ KINDS: Mapping[str, Kind] = {
         counts_prompts=False,
     ),
     "token": Kind("/generate", (), Prompts(1, 0, 128, 128), _token_body, _tokens),
+    "token-512": Kind("/generate", (), Prompts(1, 0, 512, 512), _token_body, _tokens),
     "logprobs": Kind("/generate", (), Prompts(50, 60, 20, 20), _logprobs_body, _logprobs),
 }
 

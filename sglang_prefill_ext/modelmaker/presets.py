@@ -9,7 +9,7 @@ from sglang_prefill_ext.modelmaker.mixtures import MIXTURES
 from sglang_prefill_ext.modelmaker.multimodal import MULTIMODAL, Multimodal
 
 VOCABULARY = 8_000
-"""Tokens of every tokenizer, and of every model but `qwen3-0.6b`, which keeps its true size."""
+"""Tokens of every tokenizer, and of every model but `TRUE_SHAPES`, which keep their true size."""
 
 CONTEXT_LENGTH = 32_768
 
@@ -96,6 +96,52 @@ ENCODERS: Mapping[str, Preset] = {
     "xlm-roberta-reranker": Preset("xlm-roberta", _XLM_ROBERTA, classes=1, encoder=True),
 }
 
+_QWEN3: Mapping[str, Any] = {
+    "head_dim": 128,
+    "vocab_size": 151_936,
+    "max_position_embeddings": 40_960,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
+}
+
+
+def _true_shape(model_type: str, **shape: Any) -> Preset:
+    return Preset(model_type, _shape(**_QWEN3, **shape), dtype="bfloat16", weights="default")
+
+
+TRUE_SHAPES: Mapping[str, Preset] = {
+    "qwen3-0.6b": _true_shape(
+        "qwen3",
+        hidden=1024,
+        layers=28,
+        heads=16,
+        kv_heads=8,
+        intermediate=3072,
+        tie_word_embeddings=True,
+    ),
+    "qwen3-4b": _true_shape(
+        "qwen3",
+        hidden=2560,
+        layers=36,
+        heads=32,
+        kv_heads=8,
+        intermediate=9728,
+        tie_word_embeddings=True,
+    ),
+    # Twelve of its 48 layers.
+    "qwen3-30b-a3b-quarter": _true_shape(
+        "qwen3_moe",
+        hidden=2048,
+        layers=12,
+        heads=32,
+        kv_heads=4,
+        intermediate=6144,
+        moe_intermediate_size=768,
+        num_experts=128,
+        num_experts_per_tok=8,
+        norm_topk_prob=True,
+    ),
+}
+
 FAMILIES = {**DENSE, **MIXTURES}
 
 PRESETS: Mapping[str, Preset] = {
@@ -118,23 +164,7 @@ PRESETS: Mapping[str, Preset] = {
     "reranker-qwen3-vl": _multimodal(MULTIMODAL["qwen3-vl"], reranker=True),
     **ENCODERS,
     "mistral-sliding": Preset("mistral", _shape(sliding_window=WINDOW)),
-    "qwen3-0.6b": Preset(  # the true shape
-        "qwen3",
-        _shape(
-            hidden=1024,
-            layers=28,
-            heads=16,
-            kv_heads=8,
-            intermediate=3072,
-            head_dim=128,
-            vocab_size=151_936,
-            max_position_embeddings=40_960,
-            tie_word_embeddings=True,
-            rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
-        ),
-        dtype="bfloat16",
-        weights="default",
-    ),
+    **TRUE_SHAPES,
     "ranker": Preset(
         "qwen3",
         _shape(layers=3, heads=8, kv_heads=4, intermediate=128),
