@@ -6,13 +6,14 @@ import pytest
 import torch
 import triton
 from prefill_kernels.errors import KernelArgumentError, check_launchable
-from torch._subclasses import FakeTensorMode
+from torch._subclasses import FakeTensorMode, fake_tensor
 
 
 @pytest.fixture
 def second_device(monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
     """A pretended tensor on the second of two CUDA devices."""
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(fake_tensor, "init_gpu_context", lambda _: None)  # needs the device
     with FakeTensorMode():
         return torch.empty(3, device="cuda:1")
 

@@ -6,6 +6,7 @@ that whatever is not written shows.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -129,7 +130,9 @@ def never_waiting() -> Iterator[None]:
     if not COMPILED:
         yield
         return
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, that it may overlook a wait
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:

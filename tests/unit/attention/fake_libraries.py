@@ -23,7 +23,7 @@ def ragged(
     assert (query_bounds.dtype, key_bounds.dtype) == (torch.int32, torch.int32)
     assert (int(query_bounds[-1]), int(key_bounds[-1])) == (len(q), len(k))
     out = q.new_full((*q.shape[:2], v.shape[2]), torch.nan)
-    lse = torch.full(q.shape[:2], torch.nan)
+    lse = torch.full(q.shape[:2], torch.nan, device=q.device)
     for queries, keys in zip(_sequences(query_bounds), _sequences(key_bounds), strict=True):
         for token in range(queries.start, queries.stop if keys.start < keys.stop else 0):
             of_token, lse_of_token = attend(q[token], k[keys], v[keys], scale)

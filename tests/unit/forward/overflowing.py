@@ -73,7 +73,7 @@ class Overflow:
         model = OverflowingModel(dtype, device)
         self._pool = model.pool
         executor = PackedExecutor(model, readout_bytes=1 << 20, attention=way)
-        self.cache = MemoryCache()
+        self.cache = MemoryCache(device=device)
         self.runtime = PackedRuntime(executor, self._take, _POLICY, cache=self.cache)
         self.statuses: dict[str, Status] = {}
         self._values: dict[str, np.ndarray] = {}
@@ -92,10 +92,10 @@ class Overflow:
         return self.runtime.stats.forwards
 
     def assert_cache_is_finite(self) -> None:
-        slots = torch.cat([torch.empty(0, dtype=torch.int64), *self.cache.committed.values()])
-        for layer in range(LAYERS) if len(slots) else ():
-            for kept in self._pool.buffers(layer):
-                assert kept[slots].isfinite().all()
+        for slots in self.cache.committed.values():
+            for layer in range(LAYERS):
+                for kept in self._pool.buffers(layer):
+                    assert kept[slots].isfinite().all()
 
     def _take(self, ended: Sequence[Ended]) -> None:
         for job, result in ended:

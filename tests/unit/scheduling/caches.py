@@ -40,8 +40,8 @@ class MemoryTransaction:
 
     def __init__(self, cache: MemoryCache, prefix: tuple[int, ...], *, private: bool) -> None:
         self._cache, self._prefix, self._private = cache, prefix, private
-        source, self.cached = (torch.empty(0), 0) if private else cache.match(prefix)
-        self.slots = source[: self.cached].to(torch.int64)
+        source, self.cached = cache.match(() if private else prefix)
+        self.slots = source[: self.cached]
         self.whole = False
         self.outcome = ""
 
@@ -80,6 +80,7 @@ class MemoryCache:
         failing_begins: numbers (from 1) of the calls of `begin` that raise.
         failing_looks: the same for calls of `cached_tokens`.
         capacity: slots.
+        device: where slots are named.
 
     Attributes:
         free: slots that are neither cached nor reserved.
@@ -94,9 +95,11 @@ class MemoryCache:
         failing_begins: frozenset[int] = frozenset(),
         failing_looks: frozenset[int] = frozenset(),
         capacity: int = SLOTS - 1,
+        device: torch.device | None = None,
     ) -> None:
         self.keeps = keeps
         self.capacity = capacity
+        self._no_slots = torch.empty(0, dtype=torch.int64, device=device)
         self.committed: dict[tuple[int, ...], Tensor] = {}
         """The slots of what was committed."""
         self.begun: list[MemoryTransaction] = []
@@ -129,7 +132,7 @@ class MemoryCache:
     def take(self, num_tokens: int) -> Tensor | None:
         if num_tokens > len(self.free):
             return None
-        return torch.tensor([self.free.pop() for _ in range(num_tokens)], dtype=torch.int64)
+        return self._no_slots.new_tensor([self.free.pop() for _ in range(num_tokens)])
 
     def commit(self, prefix: tuple[int, ...], slots: Tensor) -> None:
         """If the same tokens were committed meanwhile, the later slots are freed."""
@@ -147,7 +150,7 @@ class MemoryCache:
     def match(self, prefix: tuple[int, ...]) -> tuple[Tensor, int]:
         """The slots of the committed prefix that has most in common with `prefix`, and how many
         tokens that are."""
-        source, best = torch.empty(0, dtype=torch.int64), 0
+        source, best = self._no_slots, 0
         for committed, slots in self.committed.items():
             length = _common(committed, prefix)
             if length > best:
