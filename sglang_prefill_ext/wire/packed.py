@@ -119,7 +119,8 @@ class PackedRows:
         return bool(((self.read_lens >= 1) & (self.read_lens <= self.suffix_lens)).all())
 
 
-_Fields: TypeAlias = tuple[Int32Array, int, Int32Array, Read, Int32Array, int, OverrideArray, str]
+_Overrides: TypeAlias = tuple[bytes, str, int]
+_Fields: TypeAlias = tuple[Int32Array, int, Int32Array, Read, Int32Array, int, _Overrides, str]
 _fields_of = attrgetter(*(field.name for field in fields(PackedRows)))
 
 
@@ -140,9 +141,9 @@ def rows_from_bytes(data: bytes, widths: tuple[int, int] | None = None) -> Packe
         values = _decode(data)
     except msgspec.MsgspecError as error:
         raise PackingError(f"packed rows cannot be read: {error}") from error
-    if widths is not None:
-        values = (*values[:3], values[3].of_width(*widths), *values[4:])
-    return PackedRows(*values)
+    read = values[3] if widths is None else values[3].of_width(*widths)
+    overrides = overrides_from_bytes(*values[6])
+    return PackedRows(*values[:3], read, *values[4:6], overrides, values[7])
 
 
 def head_of(data: bytes) -> tuple[Int32Array, int, str]:
@@ -159,9 +160,7 @@ def _simple(value: Any) -> Any:
     return value.tobytes()
 
 
-def _array(kind: Any, value: Any) -> Sampling | NDArray[Any]:
-    if kind is OverrideArray:
-        return overrides_from_bytes(*value)
+def _array(kind: Any, value: Any) -> Sampling | Int32Array:
     return Sampling.from_bytes(*value) if kind is Sampling else from_bytes(value)
 
 
