@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.gate import Agreement, largest_logprob_difference
+from bench.gate import TOLERANCE, Agreement, largest_logprob_difference
 from bench.http_client import post_bytes
 from bench.score.plan import GATE_REQUESTS, Case
 
@@ -64,6 +64,8 @@ class Kind:
         prompts: the prompts of a request.
         body: makes the body of a request from its prompts and the number of shared tokens.
         numbers: takes the numbers out of an answer, in a fixed order.
+        ids: takes token ids out of it. They are compared in float32 only: in half precision, two
+            tokens are often equally likely.
         counts_prompts: whether the server counts prompts, because SGLang makes each a request.
     """
 
@@ -72,6 +74,7 @@ class Kind:
     prompts: Prompts
     body: Callable[[list[list[int]], int], dict[str, Any]]
     numbers: Callable[[Any], list[float]]
+    ids: Callable[[Any], list[float]] = lambda _answer: []
     counts_prompts: bool = True
 
 
@@ -106,14 +109,26 @@ def _meta(answer: Any) -> list[dict[str, Any]]:
     return [each["meta_info"] for each in (answer if isinstance(answer, list) else [answer])]
 
 
-def _tokens(answer: Any) -> list[float]:
-    """Take the log-prob and the id of every token out of an answer."""
-    pairs = [meta["output_token_logprobs"][0][:2] for meta in _meta(answer)]
-    return [float(number) for pair in pairs for number in pair]
+def _tokens(answer: Any) -> list[Any]:
+    """The log-prob, id and text of every first token."""
+    return [meta["output_token_logprobs"][0] for meta in _meta(answer)]
+
+
+def _token_logprobs(answer: Any) -> list[float]:
+    return [logprob for logprob, _, _ in _tokens(answer)]
+
+
+def _token_ids(answer: Any) -> list[float]:
+    return [float(token_id) for _, token_id, _ in _tokens(answer)]
 
 
 def _logprobs(answer: Any) -> list[float]:
     return [value for meta in _meta(answer) for value, _, _ in meta["input_token_logprobs"][1:]]
+
+
+def _token_kind(length: int) -> Kind:
+    prompts = Prompts(1, 0, length, length)
+    return Kind("/generate", (), prompts, _token_body, _token_logprobs, _token_ids)
 
 
 KINDS: Mapping[str, Kind] = {
@@ -125,15 +140,17 @@ KINDS: Mapping[str, Kind] = {
         _vectors,
         counts_prompts=False,
     ),
-    "token": Kind("/generate", (), Prompts(1, 0, 128, 128), _token_body, _tokens),
-    "token-512": Kind("/generate", (), Prompts(1, 0, 512, 512), _token_body, _tokens),
+    "token": _token_kind(128),
+    "token-512": _token_kind(512),
     "logprobs": Kind("/generate", (), Prompts(50, 60, 20, 20), _logprobs_body, _logprobs),
 }
 
 
-def numbers_of(kind: Kind, body: bytes) -> np.ndarray:
-    """Return the numbers in the body of an answer."""
-    return np.array(kind.numbers(json.loads(body)), dtype=np.float64)
+def numbers_of(kind: Kind, body: bytes, tolerance: float) -> np.ndarray:
+    """Return the numbers in the body of an answer that have to agree."""
+    answer = json.loads(body)
+    ids = kind.ids(answer) if tolerance == TOLERANCE["float32"] else []
+    return np.array([*kind.numbers(answer), *ids], dtype=np.float64)
 
 
 def compare_numbers(
@@ -142,7 +159,7 @@ def compare_numbers(
     """As `gate.compare`, of numbers that are compared as log-probabilities; a row is an answer."""
     differences = [0.0]
     for number in stock.keys() & extension.keys():
-        theirs, ours = (numbers_of(kind, each[number]) for each in (stock, extension))
+        theirs, ours = (numbers_of(kind, each[number], tolerance) for each in (stock, extension))
         differences.append(largest_logprob_difference(theirs, ours, tolerance))
     return Agreement(len(differences) - 1, 0.0, float(np.max(differences)), 0, tolerance)
 

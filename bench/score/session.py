@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 from bench.load import (
     Measurement,
@@ -29,6 +31,13 @@ _ASK_S = 1.0
 """Least length of the loop that only collects answers, if wrk makes the measured load."""
 
 
+class Servers(NamedTuple):
+    """Both servers, which run at the same time."""
+
+    stock: MeasuredServer
+    extension: MeasuredServer
+
+
 @dataclass(slots=True)
 class ModelRun(Run[Plan, Result]):
     """Measures every case under every load.
@@ -49,7 +58,8 @@ class ModelRun(Run[Plan, Result]):
             ServerStartError: a server did not start.
         """
         if self.plan.side_by_side:
-            self._side_by_side(cases)
+            with self.started() as servers:
+                self.measure(servers, cases)
         else:
             for repeat in range(self.plan.alternations):
                 self._in_turn(repeat, cases)
@@ -62,16 +72,23 @@ class ModelRun(Run[Plan, Result]):
                 for case, load in self._loads(cases):
                     self._measure(path, repeat, server.port, case, load)
 
-    def _side_by_side(self, cases: Sequence[Case]) -> None:
-        """Start both servers once; measure each while the other is paused, in alternating order."""
+    @contextmanager
+    def started(self) -> Iterator[Servers]:
+        """Start each server once."""
         with self._server(STOCK, 0) as stock, self._server(EXTENSION, 0) as extension:
-            turns = [(STOCK, stock, extension), (EXTENSION, extension, stock)]
-            for path, server, _ in turns:
-                self._check_before_timing(path, server.port, cases)
-            for case, load in self._loads(cases):
-                for repeat, (path, server, other) in alternating(turns, self.plan.alternations):
-                    with other.paused():
-                        self._measure(path, repeat, server.port, case, load)
+            yield Servers(stock, extension)
+
+    def measure(self, servers: Servers, cases: Sequence[Case]) -> None:
+        """Measure each server while the other is paused, in alternating order; see `run`."""
+        stock, extension = servers
+        turns = [(STOCK, stock, extension), (EXTENSION, extension, stock)]
+        for path, server, _ in turns:
+            self._check_before_timing(path, server.port, cases)
+        for case, load in self._loads(cases):
+            self.tell(f"{self.preset}: {case.shape}, {load}")
+            for repeat, (path, server, other) in alternating(turns, self.plan.alternations):
+                with other.paused():
+                    self._measure(path, repeat, server.port, case, load)
 
     def _loads(self, cases: Sequence[Case]) -> Iterator[tuple[Case, Load]]:
         return product(cases, self.plan.ordered_loads())

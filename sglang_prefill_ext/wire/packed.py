@@ -141,9 +141,14 @@ def rows_from_bytes(data: bytes, widths: tuple[int, int] | None = None) -> Packe
         values = _decode(data)
     except msgspec.MsgspecError as error:
         raise PackingError(f"packed rows cannot be read: {error}") from error
-    read = values[3] if widths is None else values[3].of_width(*widths)
-    overrides = overrides_from_bytes(*values[6])
-    return PackedRows(*values[:3], read, *values[4:6], overrides, values[7])
+    tokens, prefix_len, suffix_lens, read, read_lens, prefix_reads, overrides, adapter = values
+    if widths is not None:
+        read = read.of_width(*widths)
+    return PackedRows(
+        *(tokens, prefix_len, suffix_lens, read, read_lens, prefix_reads),
+        overrides=overrides_from_bytes(*overrides),
+        adapter=adapter,
+    )
 
 
 def head_of(data: bytes) -> tuple[Int32Array, int, str]:

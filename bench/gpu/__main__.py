@@ -1,0 +1,101 @@
+"""Measure one model on a GPU, each server started once: ``python -m bench.gpu``."""
+
+from __future__ import annotations
+
+import shlex
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bench.command import Bench
+from bench.decisions.kinds import KINDS, case_of, compare_numbers
+from bench.gpu.profile import profiled, show
+from bench.options import (
+    Alternations,
+    Clients,
+    Dtype,
+    Flags,
+    Name,
+    Preset,
+    Results,
+    Seconds,
+    ServerFlags,
+    Shapes,
+)
+from bench.score.plan import Plan, make_cases
+from bench.score.plot import save_plot
+from bench.score.report import closed_table, compare_paths
+from bench.score.session import ModelRun
+from bench.workloads import ClosedLoop, Shape
+from sglang_prefill_ext.sizing.model import ModelShape
+
+SHAPES = ["62+0x1", "299+1x1", "60+2x50", "120+180x10", "50+150x50"]
+CLIENTS = [1, 16, 64]
+TOKEN_CLIENTS = [1, 4, 16, 64, 96]
+PROFILED = ((1, "60+2x50"), (16, "60+2x50"), (1, "120+180x10"), (4, "50+150x50"))
+"""Clients and shape of the forwards of which a profile is taken."""
+SHARES = ("--mem-fraction-static=0.4",)
+"""Two servers share the device."""
+
+
+def main(
+    preset: Preset = "qwen3-0.6b",
+    model: Annotated[
+        Path | None, typer.Option(help="Directory of a model to use instead of the preset.")
+    ] = None,
+    shapes: Shapes = None,
+    clients: Clients = None,
+    token_clients: Annotated[
+        list[int] | None, typer.Option(min=1, help="As --clients, of one greedy token.")
+    ] = None,
+    token: Annotated[str, typer.Option(help="Kind of `bench.decisions`.")] = "token",
+    seconds: Seconds = 1.0,
+    alternations: Alternations = 2,
+    dtype: Dtype = "bfloat16",
+    profile: Annotated[bool, typer.Option(help="Profile packed forwards at the end.")] = True,
+    server_flags: ServerFlags = "",
+    flags: Flags = "",
+    name: Name = "gpu",
+    results: Results = None,
+) -> None:
+    """Measure stock and extension in turn, while the other one is paused; print the ratio first."""
+    bench = Bench("bench.gpu", name, results)
+    with bench.measured_model(preset, model) as (directory, status):
+        vocabulary = ModelShape.from_directory(directory).vocabulary
+
+        def run_of(clients: list[int]) -> ModelRun:
+            plan = Plan(
+                loads=tuple(map(ClosedLoop, clients)),
+                seconds=seconds,
+                alternations=alternations,
+                extension_args=("--enable-prefill-only", *shlex.split(flags)),
+                dtype=dtype,
+                args_of_both=(*SHARES, "--log-level-http=warning", *shlex.split(server_flags)),
+            )
+            logs = results or directory.parent
+            return ModelRun(directory.name, directory, plan, status.update, logs)
+
+        scores, tokens = run_of(clients or CLIENTS), run_of(token_clients or TOKEN_CLIENTS)
+        tokens.gate.compare = partial(compare_numbers, KINDS[token])
+        cases = make_cases(directory, map(Shape.parse, shapes or SHAPES))
+        with scores.started() as servers:
+            for run, own in ((scores, cases), (tokens, [case_of(KINDS[token], vocabulary)])):
+                run.measure(servers, own)
+                bench.console.print(closed_table(compare_paths(run.results)))
+                bench.show_gate(run.gate)
+                bench.record(run.results, dtype=dtype, gate=run.gate.as_dict())
+            if profile:
+                with servers.stock.paused():
+                    found = [
+                        profiled(servers.extension.port, *each, directory) for each in PROFILED
+                    ]
+                show(found, bench.console)
+                bench.record(found, "-profile", dtype=dtype)
+    save_plot(bench.picture, compare_paths([*scores.results, *tokens.results]), bench.title)
+    bench.say_written()
+
+
+if __name__ == "__main__":
+    typer.run(main)
