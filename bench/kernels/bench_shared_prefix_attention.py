@@ -20,10 +20,10 @@ from torch import Tensor
 
 from bench.kernels.attention_baselines import BASELINES, Problem
 from bench.kernels.harness import Build, Case, Way, cuda_device, measure
+from sglang_prefill_ext.attention.heads import HeadShape
 from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.attention.kernels import KernelAttention
 from sglang_prefill_ext.attention.prefix_libraries import LIBRARIES
-from sglang_prefill_ext.attention.way import HeadShape
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.layout.kernel_plan import plan_tiles
 from sglang_prefill_ext.layout.tokens import ForwardLayout, GroupSpan

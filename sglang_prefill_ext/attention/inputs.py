@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from sglang_prefill_ext.attention.way import HeadShape
+from sglang_prefill_ext.attention.heads import HeadShape
 from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.layout.tokens import ForwardLayout
 

@@ -36,7 +36,7 @@ class PrefixCaching(StrEnum):
 class AttentionWay(StrEnum):
     """How the attention of packed forwards is computed."""
 
-    AUTO = "auto"  # by device and shape
+    AUTO = "auto"  # FUSED on a GPU, TORCH on a CPU
     FUSED = "fused"  # one Triton kernel over cached prefix, fresh prefix and own row
     MERGE = "merge"  # one kernel for the prefix, one for the row, joined by log-sum-exp
     MERGE_FA3 = "merge-fa3"  # the same, with FlashAttention-3 for the prefix
@@ -134,7 +134,7 @@ class PrefillOnlyConfig:
     )
     attention: AttentionWay = new_knob(
         AttentionWay.AUTO,
-        "How attention is computed: auto (by device and shape), fused (one Triton kernel), merge "
+        "How attention is computed: auto (fused on a GPU), fused (one Triton kernel), merge "
         "(two, joined by log-sum-exp), merge-fa3 or merge-flashinfer (with that library for the "
         "prefix), or torch.",
     )

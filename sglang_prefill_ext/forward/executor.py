@@ -14,7 +14,6 @@ from torch import Tensor
 
 from sglang_prefill_ext.attention.dense import DenseAttention
 from sglang_prefill_ext.attention.kernels import KernelAttention, multiprocessors
-from sglang_prefill_ext.attention.way import kernel_way
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.forward.graphs.plan import GraphUse
 from sglang_prefill_ext.forward.graphs.replay import PackedGraphs
@@ -164,9 +163,8 @@ class PackedExecutor:
         model = self.model
         if self.attention is AttentionWay.TORCH:
             return DenseAttention(layout, model.device)
-        way = kernel_way(self.attention, layout)
         return KernelAttention(
-            *(layout, way, model.heads, model.dtype, model.device),
+            *(layout, self.attention, model.heads, model.dtype, model.device),
             processors=multiprocessors(model.device),
         )
 

@@ -53,14 +53,13 @@ LONE = Shape(prefix=0, tokens=1, forward=1)
 """A forward of one token: parts of models that torch compiles, such as Cohere's norms and the
 embeddings that tensor-parallel ranks share, have a form of their own for it."""
 
-LARGE = Shape(prefix=2048, tokens=16_384, forward=8192)
-"""Forwards for which AUTO chooses merged attention, also if the budget halves their size."""
-
 LONG = Shape(DIVIDED_PREFIX_TOKENS, DIVIDED_PREFIX_TOKENS + 16, DIVIDED_PREFIX_TOKENS, full=False)
 """Its last forward reads few rows after a prefix so long that its keys are divided."""
 
+CHUNKS = Shape(prefix=2048, tokens=16_384, forward=8192)
 MANY_CHUNKS = Shape(prefix=128 * CHUNK + 1, tokens=129 * CHUNK, forward=129 * CHUNK, full=False)
-"""For more than 128 chunks of prefixes, SGLang's kernel of recurrent layers has another form."""
+"""SGLang's kernel of recurrent layers has a form for few chunks of prefixes, which the forms above
+have, one for more, and one for more than 128."""
 
 NORMALISED = tuple(Shape(1, each, each, full=False) for each in (200, 400, 416, 1000))
 """SGLang's norm of Mamba-2 layers has forms by the tokens for each multiprocessor, here of a Hopper
@@ -109,11 +108,11 @@ def compile_ahead(executor: CompilingExecutor, budget: ForwardBudget, slots: Pre
 
 def _run_all(executor: CompilingExecutor, budget: ForwardBudget, slots: PrefixCache) -> None:
     model = executor.model
-    shapes = [LONE, SMALL, LARGE] if executor.attention is AttentionWay.AUTO else [LONE, SMALL]
+    shapes = [LONE, SMALL]
     if model.longest_prompt is None or model.longest_prompt > LONG.prefix:
         shapes.append(LONG)
     if model.recurrence is not None:
-        shapes += [MANY_CHUNKS, *(NORMALISED if model.recurrence.grid else ())]
+        shapes += [CHUNKS, MANY_CHUNKS, *(NORMALISED if model.recurrence.grid else ())]
     for shape in shapes:
         limit = replace(budget, max_tokens=min(shape.forward, budget.max_tokens))
         rows = _request(shape, limit.max_tokens, model, slots.capacity)

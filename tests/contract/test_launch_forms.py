@@ -19,9 +19,9 @@ from torch import Tensor
 from triton.compiler import make_backend
 from triton.runtime.jit import create_function_from_signature
 
+from sglang_prefill_ext.attention.heads import HeadShape
 from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.attention.prefix_libraries import LIBRARIES, RaggedAttend, tokens_first
-from sglang_prefill_ext.attention.way import HeadShape
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.forward.executor import PackedExecutor
 from sglang_prefill_ext.forward.model import Attend
@@ -39,8 +39,8 @@ from tests.unit.scheduling.caches import MemoryCache
 from tests.unit.scheduling.jobs import job_of_rows, run_alone
 
 BUDGET = ForwardBudget(16_384)
-WAYS = [AttentionWay.AUTO, AttentionWay.FUSED, AttentionWay.MERGE, AttentionWay.MERGE_FA3]
-GRAPHS = [(way, 0) for way in WAYS] + [(AttentionWay.AUTO, 4096)]
+WAYS = [AttentionWay.FUSED, AttentionWay.MERGE, AttentionWay.MERGE_FA3]
+GRAPHS = [(way, 0) for way in WAYS] + [(AttentionWay.FUSED, 4096)]
 """Ways of attention, and tokens of the largest graph."""
 VARIANTS = (Variant(), Variant(soft_cap=50.0, window=100))
 """Of the layers; as many as there are."""

@@ -14,10 +14,10 @@ import triton
 from torch import Tensor
 
 from sglang_prefill_ext.attention.dense import DenseAttention
+from sglang_prefill_ext.attention.heads import HeadShape
 from sglang_prefill_ext.attention.inputs import HeldKV, LayerInputs
 from sglang_prefill_ext.attention.kernels import KernelAttention, kernel_obstacle
 from sglang_prefill_ext.attention.prefix_libraries import LIBRARIES
-from sglang_prefill_ext.attention.way import HeadShape
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.errors import ConfigError, PackingError
 from sglang_prefill_ext.forward import attention_choice
@@ -266,11 +266,12 @@ def test_an_obstacle_is_named(device: torch.device, monkeypatch: pytest.MonkeyPa
 def test_what_was_asked_for_is_used_if_it_can_run(
     asked: AttentionWay, device: torch.device
 ) -> None:
+    """No library takes the model's float32."""
     model = TinyModel()
     model.device = device
-    slow = asked is AttentionWay.AUTO and device.type == "cpu"
-    elsewhere = AttentionWay.MERGE if asked in LIBRARIES else asked  # the model is in float32
-    assert resolve_attention(asked, model) is (AttentionWay.TORCH if slow else elsewhere)
+    auto = AttentionWay.TORCH if device.type == "cpu" else AttentionWay.FUSED
+    instead = {AttentionWay.AUTO: auto} | dict.fromkeys(LIBRARIES, AttentionWay.MERGE)
+    assert resolve_attention(asked, model) is instead.get(asked, asked)
 
 
 @pytest.mark.parametrize("asked", LIBRARIES)

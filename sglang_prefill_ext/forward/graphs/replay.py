@@ -41,15 +41,15 @@ from sglang_prefill_ext.scheduling.planner import ForwardPlan
 
 logger = logging.getLogger(__name__)
 
-_GRAPH_WAYS = {AttentionWay.AUTO: AttentionWay.FUSED} | dict.fromkeys(LIBRARIES, AttentionWay.MERGE)
+_GRAPH_WAYS = dict.fromkeys(LIBRARIES, AttentionWay.MERGE)
 
 
 class PackedGraphs:
     """The graphs of a model, captured when this is made, and the choice among them.
 
     Args:
-        attention: that of eager forwards. Graphs use FUSED instead of AUTO, and MERGE instead of a
-            library, whose calls are planned on the host.
+        attention: that of eager forwards. Graphs use MERGE instead of a library, whose calls are
+            planned on the host.
         pool: in which prefixes are cached; None: forwards with held or stored prefixes run eagerly.
         use: kept up to date; its `obstacle` says if the capture failed.
         max_tokens: of the largest graph, >= 1.

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Accessing the data pointer of Fa
 
 TORCH = AttentionWay.TORCH
 """Plans its calls on the host: it has no graphs, and waits for its plans to be uploaded."""
-WAYS = [AttentionWay.AUTO, AttentionWay.FUSED, AttentionWay.MERGE, TORCH]
+WAYS = [AttentionWay.FUSED, AttentionWay.MERGE, TORCH]
 
 
 @pytest.fixture

@@ -10,19 +10,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sglang_prefill_ext.attention.way import kernel_way
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.layout.kernel_plan import DIVIDED_PREFIX_TOKENS, plan_tiles
 from sglang_prefill_ext.layout.recurrence_plan import Recurrence, RecurrencePlan
 from sglang_prefill_ext.layout.tokens import ForwardLayout
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
-from sglang_prefill_ext.startup.compile_ahead import LARGE, LONE, LONG, compile_ahead
-from tests.unit.attention.strategies import layout
+from sglang_prefill_ext.startup.compile_ahead import LONE, LONG, compile_ahead
 from tests.unit.scheduling.caches import SLOTS, MemoryCache
 from tests.unit.scheduling.jobs import IdleExecutor
-
-Kind = tuple[AttentionWay, bool]
 
 
 class Stage(IdleExecutor):
@@ -50,13 +46,13 @@ class Stage(IdleExecutor):
         return super().launch(plan)
 
 
-def kind_of(forward: ForwardLayout, asked: AttentionWay) -> Kind:
-    return kernel_way(asked, forward), any(group.held for group in forward.groups)
+def holds(forward: ForwardLayout) -> bool:
+    return any(group.held for group in forward.groups)
 
 
 def compiled(
     budget: ForwardBudget,
-    attention: AttentionWay = AttentionWay.AUTO,
+    attention: AttentionWay = AttentionWay.FUSED,
     longest_prompt: int | None = None,
     room: int = SLOTS - 1,
 ) -> list[ForwardLayout]:
@@ -69,49 +65,22 @@ def compiled(
 
 
 @settings(max_examples=50)
-@given(
-    max_tokens=st.integers(1, 20_000),
-    longest_prompt=st.none() | st.integers(1250, 4000),
-    held=st.just(0) | st.integers(1, 20_000),
-    fresh=st.just(0) | st.integers(1, 20_000),
-    rows=st.integers(1, 20_000),
-    row_tokens=st.integers(1, 3),
-)
-@example(4096, None, 0, 2048, 2048, 1)
-@example(256, None, 5000, 0, 256, 1)
-@example(8192, 1250, 0, 1249, 6943, 1)
-@example(4177, 1799, 0, 1798, 2379, 1)
-def test_the_kind_of_any_forward_was_tried(
-    max_tokens: int, longest_prompt: int | None, held: int, fresh: int, rows: int, row_tokens: int
+@given(max_tokens=st.integers(1, 20_000), longest_prompt=st.none() | st.integers(2, 4000))
+@example(256, None)
+@example(8192, 1250)
+def test_forwards_with_and_without_a_held_prefix_are_tried(
+    max_tokens: int, longest_prompt: int | None
 ) -> None:
-    longest = longest_prompt or 100_000
-    held, row_tokens = min(held, longest - 1), min(row_tokens, max_tokens)
-    fresh = min(fresh, max_tokens - row_tokens, longest - held - row_tokens)
-    rows = min(rows, (max_tokens - max(0, fresh)) // row_tokens)
-    forward = layout((held, max(0, fresh), *[row_tokens] * rows))
-    kinds = {
-        kind_of(each, AttentionWay.AUTO)
-        for each in compiled(ForwardBudget(max_tokens), longest_prompt=longest_prompt)
-    }
-    assert kind_of(forward, AttentionWay.AUTO) in kinds
+    forwards = compiled(ForwardBudget(max_tokens), longest_prompt=longest_prompt)
+    assert {holds(each) for each in forwards} == {False, True}
 
 
 def test_few_and_many_rows_are_read_with_and_without_a_held_prefix() -> None:
-    lone, small, held_small, large, held_large, *_ = compiled(ForwardBudget(16_384))
+    lone, small, held_small, *_ = compiled(ForwardBudget(16_384))
     assert (lone.num_tokens, lone.num_rows) == (1, 1)
     assert [small.num_rows, held_small.num_rows] == [64, 128]
-    for fresh, held in ((small, held_small), (large, held_large)):
-        assert fresh.groups[0].fresh == held.groups[0].held > 0
-        assert held.groups[0].fresh == 0
-
-
-@pytest.mark.parametrize("asked", [AttentionWay.FUSED, AttentionWay.MERGE, AttentionWay.MERGE_FA3])
-def test_a_way_that_does_not_depend_on_the_size_needs_no_large_forward(asked: AttentionWay) -> None:
-    forwards = compiled(ForwardBudget(16_384), asked)
-    assert [kind_of(each, asked) for each in forwards] == [
-        (asked, False),
-        *2 * [(asked, False), (asked, True)],
-    ]
+    assert small.groups[0].fresh == held_small.groups[0].held > 0
+    assert held_small.groups[0].fresh == 0
 
 
 @pytest.mark.parametrize("max_tokens", [1000, 16_384])
@@ -126,12 +95,12 @@ def test_few_rows_on_a_long_prefix_come_last(max_tokens: int) -> None:
 def test_memory_bounds_the_forwards() -> None:
     budget = ForwardBudget(16_384, max_bytes=10_000, bytes_per_token=10, bytes_per_row=20)
     tokens = sum(each.num_tokens for each in compiled(budget))
-    assert tokens == LONE.tokens + 256 + LARGE.tokens + LONG.tokens
+    assert tokens == LONE.tokens + 256 + LONG.tokens
 
 
 def test_prompts_are_no_longer_than_they_can_be() -> None:
-    forwards = compiled(ForwardBudget(16_384), longest_prompt=100)
-    assert max(int(each.positions().max()) for each in forwards) == 99
+    forwards = compiled(ForwardBudget(16_384), longest_prompt=50)
+    assert max(int(each.positions().max()) for each in forwards) == 49
 
 
 def test_a_prefix_is_no_longer_than_there_is_room() -> None:
@@ -162,7 +131,7 @@ def test_nothing_is_compiled_without_kernels() -> None:
 
 
 def test_prompts_without_a_prefix_have_one_kind() -> None:
-    stage = Stage(AttentionWay.AUTO)
+    stage = Stage(AttentionWay.FUSED)
     stage.causal = False
     compile_ahead(stage, ForwardBudget(1000), MemoryCache())
     assert stage.plans == []
@@ -171,7 +140,7 @@ def test_prompts_without_a_prefix_have_one_kind() -> None:
 @pytest.mark.parametrize("most_tokens", [8_256, 16_384])
 def test_every_form_of_the_kernels_of_recurrent_layers_is_tried(most_tokens: int) -> None:
     """SGLang's kernel has forms for few, more and many chunks, and for states that are kept."""
-    stage = Stage(AttentionWay.AUTO)
+    stage = Stage(AttentionWay.FUSED)
     stage.recurrence = Recurrence(4)
     slots = MemoryCache(keeps=False, capacity=20_000)
     compile_ahead(stage, ForwardBudget(most_tokens), slots)

@@ -108,7 +108,9 @@ class Tries:
         monkeypatch.setattr(
             runtime_setup, "_graph_tokens", lambda _s, config, _m: config.cuda_graphs or 0
         )
-        monkeypatch.setattr(runtime_setup, "resolve_attention", lambda asked, _model: asked)
+        monkeypatch.setattr(
+            runtime_setup, "resolve_attention", lambda _asked, _model: AttentionWay.FUSED
+        )
 
     def forget_graphs(self) -> None:
         self.without_graphs += 1
@@ -128,7 +130,7 @@ def test_wrong_graphs_are_left_out_and_named(
 ) -> None:
     tries = Tries(monkeypatch, WRONG, RIGHT)
     assert tries.set_up(cuda_graphs=64) == (tries, 2, RIGHT)
-    assert tries.tried == [(AttentionWay.AUTO, 64), (AttentionWay.AUTO, 0)]
+    assert tries.tried == [(AttentionWay.FUSED, 64), (AttentionWay.FUSED, 0)]
     assert tries.without_graphs == 1
     assert "replaying forwards as graphs is left out" in caplog.text
     assert "is OFF" not in caplog.text
@@ -139,9 +141,9 @@ def test_what_fails_is_left_out_like_what_is_wrong(
 ) -> None:
     tries = Tries(monkeypatch, FAILS, FAILS, RIGHT)
     assert tries.set_up(cuda_graphs=64) == (tries, 3, RIGHT)
-    ways = [(AttentionWay.AUTO, 64), (AttentionWay.AUTO, 0), (AttentionWay.TORCH, 0)]
+    ways = [(AttentionWay.FUSED, 64), (AttentionWay.FUSED, 0), (AttentionWay.TORCH, 0)]
     assert tries.tried == ways
-    assert "forwards fail with --prefill-only-attention auto with graphs" in caplog.text
+    assert "forwards fail with --prefill-only-attention fused with graphs" in caplog.text
     assert "a kernel does not compile" in caplog.text
 
 
