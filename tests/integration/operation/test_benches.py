@@ -5,6 +5,7 @@ Loads end by counts, not by time: a slow machine takes longer and sees the same.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from bench import load
 from bench.breakdown import live
@@ -21,6 +24,7 @@ from bench.decode import beside
 from bench.decode import session as decode_session
 from bench.decode.plan import ALONE, OPEN, SATURATED, DecodePlan
 from bench.decode.session import DecodeRun
+from bench.gpu import __main__ as gpu_command
 from bench.http_client import LoadError
 from bench.load import Measurement, Window, run_loop
 from bench.load_generators import servers as generator_servers
@@ -119,6 +123,27 @@ def test_main_side_by_side(model: Path, tmp_path: Path, started: list[list[str]]
     assert [each.path for each in run.results] == each_first_in_turn
     assert {r.packed_share for r in run.results if r.path == EXTENSION} == {1.0}
     assert run.gate.agreement[f"micro {SHAPE}"].holds
+
+
+def test_gpu(
+    model: Path, tmp_path: Path, started: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_command, "PROFILED", ((1, str(SHAPE)),))
+    options = ("--model", str(model), "--dtype", "float32", "--shape", str(SHAPE))
+    counts = ("--clients", "2", "--token-clients", "1", "--seconds", "0.01", "--alternations", "1")
+    app = typer.Typer()
+    app.command()(gpu_command.main)
+    ran = CliRunner().invoke(app, [*options, *counts, "--results", str(tmp_path)])
+    assert ran.exit_code == 0, ran.output
+    assert len(started) == 2
+    lines = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text().splitlines()]
+    assert {(each["path"], each["shape"]) for each in lines} == {
+        (path, shape) for path in BOTH for shape in (str(SHAPE), "0+128x1")
+    }
+    assert all(each["packed_share"] == (each["path"] == EXTENSION) for each in lines)
+    (profile,) = map(json.loads, (tmp_path / "gpu-profile.jsonl").read_text().splitlines())
+    assert profile["requests"] >= 12
+    assert profile["kernels"] == []  # there is no GPU
 
 
 def test_decode(model: Path, started: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from bench.decisions.kinds import KINDS, Prompts, case_of, compare_numbers, numbers_of
-from bench.gate import GateError
+from bench.gate import TOLERANCE, GateError
 from bench.score.score_gate import ScoreGate
 
 
@@ -45,7 +46,20 @@ def test_bodies_ask_for_what_the_kind_is_about() -> None:
     ],
 )
 def test_numbers_are_those_that_are_compared(name: str, answer: Any, numbers: list[float]) -> None:
-    assert numbers_of(KINDS[name], json.dumps(answer).encode()).tolist() == numbers
+    found = numbers_of(KINDS[name], json.dumps(answer).encode(), TOLERANCE["float32"])
+    assert found.tolist() == numbers
+
+
+def test_in_half_precision_another_token_may_be_as_likely() -> None:
+    def answer(token_id: int) -> dict[int, bytes]:
+        meta = {"output_token_logprobs": [[-0.5, token_id, None]]}
+        return {1: json.dumps({"meta_info": meta}).encode()}
+
+    for dtype in ("bfloat16", "float32"):
+        gate = ScoreGate(dtype, partial(compare_numbers, KINDS["token"]))
+        gate.keep("some", answer(7))
+        with pytest.raises(GateError) if dtype == "float32" else nullcontext():
+            gate.check("all", "some", answer(8))
 
 
 @pytest.mark.parametrize(("name", "counted"), [("embedding", 1), ("logprobs", 3)])
