@@ -49,16 +49,23 @@ class GraphUse:
 SMALLEST_TOKENS = 16
 """Smaller graphs would save too little time for the memory that they take."""
 
+FINE_TOKENS = 256
+"""From here on, padding takes time: on an H100 a forward of Qwen3-0.6B's shape takes 1.3 ms with 192
+tokens and 4.4 ms with 2,048."""
+
 
 def sizes_up_to(max_tokens: int) -> list[int]:
-    """Tokens of each graph: powers of two and 1.5 times these, ascending; last `max_tokens`.
+    """Tokens of each graph: powers of two, and between two of them one more size, or seven from
+    `FINE_TOKENS` on; ascending, last `max_tokens`.
 
-    So padding adds at most half of a forward's tokens, unless it has very few.
+    So padding adds at most half of a forward's tokens, and an eighth of more than `FINE_TOKENS`,
+    unless it has very few.
     """
     sizes = {max_tokens}
     power = SMALLEST_TOKENS
     while power < max_tokens:
-        sizes |= {power, min(power * 3 // 2, max_tokens)}
+        steps = 8 if power >= FINE_TOKENS else 2
+        sizes |= {min(power + power * step // steps, max_tokens) for step in range(steps)}
         power *= 2
     return sorted(sizes)
 

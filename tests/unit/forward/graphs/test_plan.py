@@ -34,11 +34,13 @@ def test_sizes_ascend_in_small_steps_up_to_the_largest(max_tokens: int) -> None:
     assert sizes[-1] == max_tokens
     assert sizes[0] == min(16, max_tokens)
     for size, larger in pairwise(sizes):
-        assert size < larger <= size * 3 / 2
+        assert size < larger <= size * (9 / 8 if size >= 256 else 3 / 2)
 
 
 def test_the_sizes_of_a_usual_limit() -> None:
-    assert sizes_up_to(300) == [16, 24, 32, 48, 64, 96, 128, 192, 256, 300]
+    small = [16, 24, 32, 48, 64, 96, 128, 192]
+    assert sizes_up_to(300) == [*small, 256, 288, 300]
+    assert sizes_up_to(1024) == [*small, *range(256, 512, 32), *range(512, 1025, 64)]
 
 
 @given(layouts(max_groups=6), st.integers(1, 600), st.integers(0, 2**32 - 1))
