@@ -10,15 +10,17 @@ from numpy.typing import NDArray
 
 from sglang_prefill_ext.config import AttentionWay
 
-LABEL_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.25, "float16": 0.25}
-"""Largest difference of a log-probability, by dtype (natural logarithm).
+LABEL_TOLERANCE = {"float32": 1e-4, "tf32": 5e-3, "bfloat16": 0.25, "float16": 0.25}
+"""Largest difference of a log-probability, by arithmetic (natural logarithm).
 
-In float32 it is ten times the difference that is aimed at. In bfloat16, logits from 16 to 32 are
-multiples of 0.125, and the two paths may round in opposite directions: two such steps. An error,
-such as a wrong mask or position, changes log-probabilities by about 1 and more."""
+In float32 it is ten times the difference that is aimed at. TF32 has eleven bits, so that a factor
+of a product is off by about 2**-11 = 4.9e-4 of itself: ten such roundings. In bfloat16, logits from
+16 to 32 are multiples of 0.125, and the two paths may round in opposite directions: two such steps.
+An error, such as a wrong mask or position, changes log-probabilities by about 1 and more."""
 
-VECTOR_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1, "float16": 0.1}
-"""Largest distance of two vectors, in lengths of the stock one: a cosine of 0.995 in bfloat16."""
+VECTOR_TOLERANCE = {"float32": 1e-4, "tf32": 5e-3, "bfloat16": 0.1, "float16": 0.1}
+"""Largest distance of two vectors, in lengths of the stock one: a cosine of 0.995 in bfloat16. With
+TF32, encoders on an H100 were up to 7e-4 apart."""
 
 NOISE_FACTOR = 4
 """If the stock path's own answers to a prompt alone and in a batch differ by d, the paths may
@@ -157,7 +159,9 @@ def gaps(stock: Matrix, packed: Matrix, *, vectors: bool) -> Matrix:
     return found
 
 
-def tolerance_of(dtype: str, *, quantised: bool, vectors: bool, noise: float = 0.0) -> Tolerance:
+def tolerance_of(
+    dtype: str, *, quantised: bool, vectors: bool, tf32: bool = False, noise: float = 0.0
+) -> Tolerance:
     """Return the tolerance for a model.
 
     Args:
@@ -165,10 +169,12 @@ def tolerance_of(dtype: str, *, quantised: bool, vectors: bool, noise: float = 0
         quantised: whether weights or the KV cache are quantised; they then round at least as
             coarsely as half precision.
         vectors: see `gaps`.
+        tf32: whether SGLang may multiply float32 in TF32. Its Triton kernels do so on a GPU.
         noise: the largest gap between the stock path's answers to a prompt alone and in a batch.
     """
     by_dtype = VECTOR_TOLERANCE if vectors else LABEL_TOLERANCE
     dtype = "bfloat16" if quantised else dtype
-    least, most = by_dtype[dtype], LARGEST_FACTOR * by_dtype[dtype]
+    least = by_dtype["tf32" if tf32 and dtype == "float32" else dtype]
+    most = LARGEST_FACTOR * least
     usual = min(max(least, NOISE_FACTOR * noise), most)
     return Tolerance(usual, usual if dtype == "float32" else most)

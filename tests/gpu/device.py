@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn import Module, Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -224,7 +225,16 @@ def pretend_gpu(change: Callable[[Any, str, Any], None] = setattr) -> PretendedG
     change(Tensor, "pin_memory", lambda self, *_: self)
     change(Tensor, "is_pinned", lambda *_: True)
     change(Tensor, "record_stream", nothing)
+    change(Module, "float", _in_float32)
     return mode
+
+
+def _in_float32(module: Module) -> Module:
+    """`Module.float`, which swaps tensors; those without numbers cannot be swapped."""
+    for part in module.modules():
+        for name, weight in list(part.named_parameters(recurse=False)):
+            setattr(part, name, Parameter(weight.float(), requires_grad=False))
+    return module
 
 
 def _unpinned(make: Callable[..., Tensor]) -> Callable[..., Tensor]:

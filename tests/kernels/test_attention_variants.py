@@ -14,6 +14,7 @@ from prefill_kernels.shared_prefix_attention import KeyParts, shared_prefix_atte
 from torch import Tensor
 
 from sglang_prefill_ext.layout.tokens import ForwardLayout
+from tests.kernels.devices import on
 from tests.kernels.layouts import Case, make_case
 from tests.unit.attention.strategies import layout, layouts
 
@@ -113,12 +114,6 @@ def test_any_forward_any_queries_and_any_variant(
     case.check(run(case), factor=2.0)
 
 
-def _on(device: torch.device, tensor: Tensor) -> Tensor:
-    """Move a tensor; `to` would make it contiguous."""
-    moved = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
-    return moved.copy_(tensor)
-
-
 @pytest.mark.parametrize(
     ("message", "options"),
     [
@@ -133,6 +128,6 @@ def test_wrong_options_are_refused(
     device: torch.device, message: str, options: dict[str, Any]
 ) -> None:
     case = make_case(FORWARD, device, torch.float32)
-    moved = {k: _on(device, v) if isinstance(v, Tensor) else v for k, v in options.items()}
+    moved = {k: on(device, v) if isinstance(v, Tensor) else v for k, v in options.items()}
     with pytest.raises(KernelArgumentError, match=message):
         run(case, **moved)

@@ -6,9 +6,6 @@ that whatever is not written shows.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -29,7 +26,7 @@ from sglang_prefill_ext.scheduling.split import split_request
 from sglang_prefill_ext.wire.arrays import int_array
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.read import Vectors
-from tests.kernels.conftest import COMPILED
+from tests.kernels.devices import never_waiting
 from tests.unit.forward.tiny_model import HIDDEN, TinyModel
 from tests.unit.wire.strategies import VOCAB, PlainRequest
 
@@ -122,21 +119,6 @@ def executor_with_graphs(
 
 def graphs_of(model: TinyModel, way: AttentionWay) -> PackedGraphs:
     return PackedGraphs(model, way, None, GraphUse(), LARGEST)
-
-
-@contextmanager
-def never_waiting() -> Iterator[None]:
-    """Fail if torch waits for a CUDA device, because such a launch cannot overlap another."""
-    if not COMPILED:
-        yield
-        return
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's, that it may overlook a wait
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def answer(executor: PackedExecutor, forward: ForwardPlan) -> np.ndarray:

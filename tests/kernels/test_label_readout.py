@@ -18,6 +18,8 @@ from prefill_kernels.label_readout.reference import label_readout_reference
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.kernels.devices import on
+
 # The inputs are exact in both dtypes; float32 sums differ only by their order.
 EPSILON = 2e-5
 
@@ -236,7 +238,7 @@ ARGUMENTS = {"hidden": HIDDEN, "weight": WEIGHT, "label_ids": INDEX, "label_rows
 )
 def test_refused(device: torch.device, name: str, changes: dict[str, Any]) -> None:
     moved: dict[str, Any] = {
-        key: value.to(device) if isinstance(value, Tensor) else value
+        key: on(device, value) if isinstance(value, Tensor) else value
         for key, value in (ARGUMENTS | changes).items()
     }
     with pytest.raises(KernelArgumentError) as caught:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -25,9 +26,14 @@ with without_a_gpu():
 
 
 def test_arguments_are_checked_once_a_layout() -> None:
-    # In a process without the interpreter, under which kernels have no launcher.
+    # In a process without the interpreter, under which kernels have no launcher. The rest of the
+    # environment may say where packages lie.
+    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     ran = subprocess.run(
-        [sys.executable, "-c", COUNT], env={"OMP_NUM_THREADS": "1"}, capture_output=True, text=True
+        [sys.executable, "-c", COUNT],
+        env=kept | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
     )
     assert ran.returncode == 0, ran.stderr
     counted = dict(line.split("=") for line in ran.stdout.split("\n") if line)

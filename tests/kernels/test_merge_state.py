@@ -15,6 +15,8 @@ from prefill_kernels.merge_state.op import MAX_PAIRS
 from prefill_kernels.merge_state.reference import merge_states_reference
 from torch import Tensor
 
+from tests.kernels.devices import on
+
 EPSILON = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
 State = tuple[Tensor, Tensor]
@@ -190,7 +192,7 @@ OUT, LSE = torch.zeros(5, 3, 16), torch.zeros(5, 3)
 def test_refused(device: torch.device, name: str, changes: dict[str, Tensor]) -> None:
     arguments = {"out_a": OUT, "lse_a": LSE, "out_b": OUT, "lse_b": LSE} | changes
     with pytest.raises(KernelArgumentError) as caught:
-        merge_state(**{key: value.to(device) for key, value in arguments.items()})
+        merge_state(**{key: on(device, value) for key, value in arguments.items()})
     assert caught.value.name == name
     assert str(caught.value).startswith(f"{name} is ")
 

@@ -22,7 +22,13 @@ from sglang_prefill_ext.border.scheduler.ranks import Ranks
 from sglang_prefill_ext.forward.executor import PackedExecutor
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache
-from sglang_prefill_ext.startup.answer_check import AnswerCheck, Matrix, gaps, tolerance_of
+from sglang_prefill_ext.startup.answer_check import (
+    AnswerCheck,
+    Matrix,
+    Tolerance,
+    gaps,
+    tolerance_of,
+)
 from sglang_prefill_ext.startup.known_answers import (
     known_requests,
     lengths_of,
@@ -81,15 +87,13 @@ def compare_paths(
         logger.exception("Prefill-only serving: the known prompts could not be answered")
         ranks.require_usable(error)
         apart = np.full((len(prompts), 1), math.inf)
-    dtype = str(model.dtype).removeprefix("torch.")
-    quantised = bool(runner.model_config.quantization) or runner.kv_cache_dtype != runner.dtype
     largest, medians = apart.max(axis=1).tolist(), np.median(apart, axis=1).tolist()
     noise, *agreed = ranks.largest([noise, *largest, *medians])
     return AnswerCheck(
         prompts,
         tuple(agreed[: len(prompts)]),
         tuple(agreed[len(prompts) :]),
-        tolerance_of(dtype, quantised=quantised, vectors=vectors, noise=noise),
+        _tolerance(runner, model, noise),
         time.perf_counter() - begin_s,
     )
 
@@ -105,6 +109,16 @@ def report(check: AnswerCheck) -> None:
         "the stock path. Report it with the model, the device and this line; "
         "--prefill-only-known-answers off serves packed answers all the same.",
         check,
+    )
+
+
+def _tolerance(runner: Any, model: SglangModel, noise: float) -> Tolerance:
+    return tolerance_of(
+        str(model.dtype).removeprefix("torch."),
+        quantised=bool(runner.model_config.quantization) or runner.kv_cache_dtype != runner.dtype,
+        vectors=model.vector_width > 0,
+        tf32=model.device.type == "cuda",
+        noise=noise,
     )
 
 

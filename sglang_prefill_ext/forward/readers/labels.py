@@ -40,7 +40,9 @@ class LabelReader:
 
     Args:
         max_rows: most reads in one chunk of logits over the vocabulary.
-        kernels: use the Triton kernel if the model's head allows it.
+        kernels: use the Triton kernel if the model's head allows it. The kernel multiplies one
+            dtype; a head of another dtype than the hidden states (e.g. float32 in Falcon-H1) is
+            read by torch, which converts the hidden states as SGLang does.
     """
 
     def __init__(self, model: Model, *, max_rows: int, kernels: bool) -> None:
@@ -94,7 +96,7 @@ class LabelReader:
         if kind.num_best:
             return values_by_chunk(hidden, reads, logits_of, most, best_tokens(kind.num_best))
         head = self._model.product_head()
-        if head is not None and self._kernels:
+        if head is not None and self._kernels and head.weight.dtype == hidden.dtype:
             return _read_with_kernel(hidden, head, reads, normalised=kind.normalised)
         if head is not None and head.is_plain and not kind.normalised and len(reads.label_ids):
             labels, places = np.unique(reads.label_ids, return_inverse=True)

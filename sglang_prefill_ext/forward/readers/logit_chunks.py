@@ -41,7 +41,10 @@ class ProductHead:
 
 
 def product(weight: Tensor, hidden: Tensor) -> Tensor:
-    """Logits ``[n, tokens]`` of n hidden states, of the tokens whose rows `weight` has."""
+    """Logits ``[n, tokens]`` of n hidden states, of the tokens whose rows `weight` has.
+
+    As in SGLang, hidden states of another dtype are converted to that of the weight.
+    """
     return torch.matmul(hidden.to(weight.dtype), weight.T)
 
 

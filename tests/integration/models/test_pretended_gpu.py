@@ -31,6 +31,7 @@ FLAGS: dict[str, tuple[str, ...]] = {
     "deepseek-v2": (),
     "qwen3-next": (),
     "granite4": (),
+    "falcon-h1": (),  # its head is float32
     "bert-reranker": ("--is-embedding",),
 }
 """By name, which begins with the preset."""
@@ -42,6 +43,7 @@ USES = dict.fromkeys(FLAGS, REPLAYED) | {
     "deepseek-v2": {"graph", "held_prefix", "kept_prefix", "overrides"},
     "qwen3-next": set(),
     "granite4": set(),
+    "falcon-h1": set(),
 }
 """How forwards may run; of models without graphs nothing is counted."""
 WAITS: dict[str, set[str]] = {name: set() for name in FLAGS} | {
@@ -57,6 +59,7 @@ KERNELS = dict.fromkeys(FLAGS, "attention_kernel") | {
     "olmoe": "block_choice_kernel",
     "qwen3-next": "causal_conv_kernel",
     "granite4": "_chunk_scan_fwd_kernel",
+    "falcon-h1": "_chunk_scan_fwd_kernel",
 }
 """A kernel that the way of the case launches."""
 each_case = pytest.mark.parametrize("name", FLAGS)
@@ -125,4 +128,5 @@ def test_blocks_of_experts_are_chosen(reports: dict[str, Any]) -> None:
 
 def test_prefixes_are_cached(reports: dict[str, Any]) -> None:
     shared = {name for name, report in reports.items() if report["cached_tokens"]}
-    assert shared == set(FLAGS) - {"tiny fp8", "qwen3-next", "granite4", "bert-reranker"}
+    alone = {"tiny fp8", "qwen3-next", "granite4", "falcon-h1", "bert-reranker"}
+    assert shared == set(FLAGS) - alone

@@ -146,6 +146,24 @@ def test_tolerances(vectors: bool) -> None:
     assert rough[0].worst == 4 * rough[0].usual
 
 
+SEEN_WITH_TF32 = 7e-4
+"""Largest distance between two vectors of an encoder in float32 on an H100."""
+
+
+@pytest.mark.parametrize("vectors", [False, True])
+def test_float32_may_be_multiplied_in_tf32(vectors: bool) -> None:
+    kind: dict[str, Any] = {"quantised": False, "vectors": vectors}
+    exact = tolerance_of("float32", **kind)
+    rounded = tolerance_of("float32", **kind, tf32=True)
+    half = tolerance_of("bfloat16", **kind)
+    assert exact.usual < SEEN_WITH_TF32 < rounded.usual / 5
+    assert rounded.worst == rounded.usual < half.usual / 10
+    assert tolerance_of("float32", **kind, tf32=True, noise=INF).worst < half.usual
+    for dtype, quantised in (("float32", True), ("bfloat16", False)):
+        kind["quantised"] = quantised
+        assert tolerance_of(dtype, **kind, tf32=True) == half
+
+
 @pytest.mark.parametrize(
     ("noise", "usual"), [(0.0, 0.25), (0.06, 0.25), (0.1, 0.4), (0.25, 1.0), (9.0, 1.0), (INF, 1.0)]
 )

@@ -44,3 +44,15 @@ def test_what_stock_batches_leave_behind_can_be_changed_later(
     assert found.shape == (1, 4)
     left[0].add_(1)
     assert not left[0].is_inference()
+
+
+@pytest.mark.parametrize(("device", "usual"), [("cpu", 1e-4), ("cuda", 5e-3)])
+@pytest.mark.parametrize("width", [0, 3])
+def test_a_gpu_may_multiply_float32_in_tf32(device: str, usual: float, width: int) -> None:
+    dtype = torch.float32
+    model: Any = SimpleNamespace(dtype=dtype, device=torch.device(device), vector_width=width)
+    unquantised = SimpleNamespace(quantization=None)
+    runner = SimpleNamespace(model_config=unquantised, kv_cache_dtype=dtype, dtype=dtype)
+    assert ask_both_paths._tolerance(runner, model, 0.0) == (usual, usual)
+    runner.kv_cache_dtype = torch.float8_e4m3fn
+    assert ask_both_paths._tolerance(runner, model, 0.0).usual >= 0.1

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,13 +11,22 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sglang_prefill_ext.forward.readers.best_tokens import best_tokens
+from sglang_prefill_ext.forward.readers.labels import LabelReader
 from sglang_prefill_ext.forward.readers.logit_chunks import (
     Pick,
+    ProductHead,
     log_probs_at_labels,
     logits_at_labels,
+    product,
     values_by_chunk,
 )
+from sglang_prefill_ext.scheduling.budget import ForwardBudget
+from sglang_prefill_ext.scheduling.planner import plan_forward
+from sglang_prefill_ext.scheduling.split import split_request
 from sglang_prefill_ext.wire.arrays import int_array
+from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.read import Labels
+from tests.unit.forward.tiny_model import TinyModel
 from tests.unit.wire.strategies import reads_of
 
 HIDDEN, VOCAB = 6, 11
@@ -96,3 +106,37 @@ def test_reading_does_not_wait_for_the_device(
     reads = reads_of([[1, 2], [], [3]])
     values = values_by_chunk(hidden, reads, lambda states: states @ head, 2, pick)
     assert values.shape == (3 + more * 3,)
+
+
+class FullHeadModel(TinyModel):
+    """A model whose output head has a dtype of its own, as that of Falcon-H1."""
+
+    def __init__(self, head: ProductHead) -> None:
+        super().__init__()
+        self._product = head
+
+    def product_head(self) -> ProductHead:
+        return self._product
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._product.scale * product(self._product.weight, hidden)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.75])
+@pytest.mark.parametrize(
+    "asked",
+    [{"normalised": True}, {"normalised": False}, {"num_best": 2}],
+    ids=["log-probs", "logits", "best tokens"],
+)
+def test_a_head_of_another_dtype_is_read_in_its_own(scale: float, asked: dict[str, Any]) -> None:
+    generator = torch.Generator().manual_seed(3)
+    hidden = torch.randn(2, HIDDEN, generator=generator).bfloat16()
+    weight = torch.randn(VOCAB, HIDDEN, generator=generator)
+    model = FullHeadModel(ProductHead(weight, scale=scale))
+    rows = PackedRows(int_array([1, 2]), 0, int_array([1, 1]), Labels(int_array([0, 7]), **asked))
+    plan = plan_forward(split_request(rows, ForwardBudget(9)))
+    found = LabelReader(model, max_rows=1, kernels=True).read(hidden, plan).view(2, -1)
+    logits = scale * hidden.double() @ weight.double().T
+    expected = logits if asked == {"normalised": False} else logits.log_softmax(-1)
+    # The product is not rounded to bfloat16, which would be off by about 1e-2.
+    torch.testing.assert_close(found[:, :2].double(), expected[:, [0, 7]], rtol=0, atol=1e-5)
