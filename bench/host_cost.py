@@ -1,8 +1,9 @@
 """Estimate the host work of a forward on an H100 machine: launches and time (pure).
 
 The launches are counted in the code of Qwen3. The times are those of its Python on an EPYC core,
-with the cost of launches on CUDA added. Nothing here was measured on a GPU; a first measurement on
-one is to be compared with these numbers.
+with the cost of launches on CUDA added. On a first H100 machine, with busy Xeon cores, the shape of
+Qwen3-0.6B took longer: an eager forward 20 ms instead of 8.3, a replayed one 1.8 ms instead of 0.6.
+Of the latter the GPU needs 1.3 ms, because each of 289 kernels takes it 4 µs and more.
 """
 
 from __future__ import annotations
