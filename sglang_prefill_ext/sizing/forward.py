@@ -25,6 +25,10 @@ LAYER_US, EAGER_US, REPLAY_US = 280.0, 500.0, 600.0
 size that is launched kernel by kernel: each layer, and all the rest. The third is for a whole
 forward that is replayed as a graph."""
 
+REPLAYED_LAYER_US = 45.0
+"""Least time of a layer of a replayed forward on the device: ten kernels, of which each takes 4 µs
+and more. Measured on an H100 with 192 tokens (`bench.gpu`)."""
+
 FEW_TOKENS_BLOCK, BLOCK = 16, 64
 """Rows of one matrix product of an expert, as SGLang's Triton kernel has them if there is no table
 for the device: the first if there are at most as many tokens as experts, else the second."""
@@ -103,11 +107,16 @@ class Serving:
         )
 
     def launch_s(self, tokens: int, ranks: int) -> float:
-        """Seconds of the host for one forward of so many tokens; recurrent layers have no graph."""
+        """Seconds of launching one forward of so many tokens: of the host, or of a graph's kernels.
+
+        Recurrent layers have no graph.
+        """
         if self.device.launch_ms is not None:
             return self.device.launch_ms / 1e3
-        replays = not self.model.is_recurrent and tokens <= graph_tokens(ranks)
-        return (REPLAY_US if replays else LAYER_US * self.model.layers + EAGER_US) / 1e6
+        layers = self.model.layers
+        if not self.model.is_recurrent and tokens <= graph_tokens(ranks):
+            return max(REPLAY_US, REPLAYED_LAYER_US * layers) / 1e6
+        return (LAYER_US * layers + EAGER_US) / 1e6
 
     def all_reduces_s(self, tokens: int, rows: int, ranks: int) -> float:
         """Seconds of a forward's all-reduces: after the embedding, each attention and each MLP.

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import assume, given
@@ -51,9 +53,14 @@ def test_requests_take_no_longer_together_than_apart(
 
 def test_small_forwards_of_one_rank_are_replayed() -> None:
     serving = Serving(SMALL, DEVICES["h100-sxm"])
-    assert serving.forward(Shape(100, 10, 10), 1).launch_s == pytest.approx(0.6e-3)
+    assert serving.forward(Shape(100, 10, 10), 1).launch_s == pytest.approx(45e-6 * 28)
     assert serving.forward(Shape(100, 10, 10), 2).launch_s == pytest.approx(8.34e-3)
     assert serving.forward(Shape(100, 500, 10), 1).launch_s == pytest.approx(8.34e-3)
+
+
+def test_launching_a_replay_of_few_layers_takes_the_host_longer_than_the_device() -> None:
+    few: Any = SimpleNamespace(layers=2, is_recurrent=False)
+    assert Serving(few, DEVICES["h100-sxm"]).launch_s(100, 1) == pytest.approx(0.6e-3)
 
 
 def test_more_tokens_than_one_forward_may_have_are_several() -> None:
