@@ -14,6 +14,9 @@ CLIENTS = [1, 8]
 _SHAPE = "<query>+<item>x<items>, in tokens"
 
 Preset: TypeAlias = Annotated[str, typer.Option(help="Model of `make-model`.")]
+Model: TypeAlias = Annotated[
+    Path | None, typer.Option(help="Directory of a model to use instead of the preset.")
+]
 ShapeText: TypeAlias = Annotated[str, typer.Option("--shape", help=f"{_SHAPE}.")]
 Shapes: TypeAlias = Annotated[
     list[str] | None, typer.Option("--shape", help=f"{_SHAPE}; repeatable.")

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from enum import StrEnum
 from functools import partial
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from bench.command import Bench
 from bench.cores import SINGLE_THREADED
-from bench.decisions.kinds import KINDS, case_of, compare_numbers
-from bench.options import Alternations, Clients, Dtype, Preset, Results, Seconds, ServerFlags
+from bench.decisions.kinds import KINDS, KindName, case_of, compare_numbers
+from bench.options import Alternations, Clients, Dtype, Model, Preset, Results, Seconds, ServerFlags
 from bench.score.plan import QUIET_ARGS, Plan
 from bench.score.plot import save_plot
 from bench.score.report import closed_table, compare_paths
@@ -21,16 +19,11 @@ from bench.score.session import ModelRun
 from bench.workloads import ClosedLoop
 from sglang_prefill_ext.sizing.model import ModelShape
 
-# Names that mypy cannot see, because they are not literals.
-KindName = StrEnum("KindName", list(KINDS))  # type: ignore[misc]
-
 
 def main(
     kind: Annotated[KindName, typer.Argument(help="What every request asks for.")],
     preset: Preset = "micro",
-    model: Annotated[
-        Path | None, typer.Option(help="Directory of a model to use instead of the preset.")
-    ] = None,
+    model: Model = None,
     dtype: Dtype = "float32",
     clients: Clients = None,
     seconds: Seconds = 6.0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -144,6 +145,10 @@ KINDS: Mapping[str, Kind] = {
     "token-512": _token_kind(512),
     "logprobs": Kind("/generate", (), Prompts(50, 60, 20, 20), _logprobs_body, _logprobs),
 }
+
+
+# Names that mypy cannot see, because they are not literals.
+KindName = StrEnum("KindName", list(KINDS))  # type: ignore[misc]
 
 
 def numbers_of(kind: Kind, body: bytes, tolerance: float) -> np.ndarray:

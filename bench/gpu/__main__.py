@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import shlex
 from functools import partial
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from bench.command import Bench
-from bench.decisions.kinds import KINDS, case_of, compare_numbers
+from bench.decisions.kinds import KINDS, KindName, case_of, compare_numbers
 from bench.gpu.profile import profiled, show
 from bench.options import (
     Alternations,
     Clients,
     Dtype,
     Flags,
+    Model,
     Name,
     Preset,
     Results,
@@ -34,23 +34,22 @@ from sglang_prefill_ext.sizing.model import ModelShape
 SHAPES = ["62+0x1", "299+1x1", "60+2x50", "120+180x10", "50+150x50"]
 CLIENTS = [1, 16, 64]
 TOKEN_CLIENTS = [1, 4, 16, 64, 96]
-PROFILED = ((1, "60+2x50"), (16, "60+2x50"), (1, "120+180x10"), (4, "50+150x50"))
-"""Clients and shape of the forwards of which a profile is taken."""
+TOKEN = KindName("token")
+PROFILED = {"60+2x50": (1, 16), "120+180x10": (1,), "50+150x50": (4,)}
+"""Shape -> clients of the loads of which a profile is taken."""
 SHARES = ("--mem-fraction-static=0.4",)
 """Two servers share the device."""
 
 
 def main(
     preset: Preset = "qwen3-0.6b",
-    model: Annotated[
-        Path | None, typer.Option(help="Directory of a model to use instead of the preset.")
-    ] = None,
+    model: Model = None,
     shapes: Shapes = None,
     clients: Clients = None,
     token_clients: Annotated[
         list[int] | None, typer.Option(min=1, help="As --clients, of one greedy token.")
     ] = None,
-    token: Annotated[str, typer.Option(help="Kind of `bench.decisions`.")] = "token",
+    token: Annotated[KindName, typer.Option(help="Kind of `bench.decisions`.")] = TOKEN,
     seconds: Seconds = 1.0,
     alternations: Alternations = 2,
     dtype: Dtype = "bfloat16",
@@ -87,9 +86,12 @@ def main(
                 bench.show_gate(run.gate)
                 bench.record(run.results, dtype=dtype, gate=run.gate.as_dict())
             if profile:
+                profiled_cases = make_cases(directory, map(Shape.parse, PROFILED))
                 with servers.stock.paused():
                     found = [
-                        profiled(servers.extension.port, *each, directory) for each in PROFILED
+                        profiled(servers.extension.port, count, case)
+                        for case in profiled_cases
+                        for count in PROFILED[str(case.shape)]
                     ]
                 show(found, bench.console)
                 bench.record(found, "-profile", dtype=dtype)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import http.client
 import json
 import tempfile
 import time
@@ -16,9 +15,9 @@ from typing import Any
 from rich.console import Console
 
 from bench.drawing import new_table
-from bench.load import Window, closed_loop, run_loop
-from bench.score.plan import make_cases
-from bench.workloads import Shape
+from bench.http_client import Connection, connect, post_bytes
+from bench.load import Measurement, Window, closed_loop, run_loop
+from bench.score.plan import Case
 
 DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}
 """Categories of what runs on the device, in a trace of torch's profiler."""
@@ -49,25 +48,22 @@ class Profile:
     calls: list[tuple[str, int, float]]
 
 
-def profiled(port: int, clients: int, shape: str, model: Path) -> Profile:
+def profiled(port: int, clients: int, case: Case) -> Profile:
     """Load a server while its profiler runs.
 
     Raises:
         LoadError: an answer was not 200.
         OSError: the server wrote no trace in time.
     """
-    (case,) = make_cases(model, [Shape.parse(shape)])
     with tempfile.TemporaryDirectory(prefix="profile-") as directory:
         run_loop(closed_loop(port, case.pool, clients, Window(0.3, REQUESTS)))
-        _post(port, "/start_profile", {"output_dir": directory, "activities": ["CPU", "GPU"]})
-        seen = run_loop(closed_loop(port, case.pool, clients, Window(0.1, REQUESTS)))
-        _post(port, "/stop_profile", {})
+        seen = run_loop(_while_profiling(port, clients, case, directory))
         events = _read_trace(Path(directory))
     on_device = [each for each in events if each.get("cat") in DEVICE]
     span_us, busy_us = busy([(each["ts"], each["ts"] + each["dur"]) for each in on_device])
     calls = [each for each in events if each.get("cat") in ("cuda_runtime", "cuda_driver")]
     return Profile(
-        *(clients, shape, seen.sent, span_us / 1e3, busy_us / max(span_us, 1e-9)),
+        *(clients, str(case.shape), seen.sent, span_us / 1e3, busy_us / max(span_us, 1e-9)),
         kernels=_largest(on_device),
         calls=_largest(calls),
     )
@@ -103,14 +99,19 @@ def _largest(events: list[dict[str, Any]]) -> list[tuple[str, int, float]]:
     return [(name[:120], counts[name], us / 1e3) for name, us in spent.most_common(KERNELS)]
 
 
-def _post(port: int, path: str, body: dict[str, Any]) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TRACE_S)
+async def _while_profiling(port: int, clients: int, case: Case, directory: str) -> Measurement:
+    def request(path: str, **body: Any) -> bytes:
+        return post_bytes(path, json.dumps(body).encode())
+
+    connection = await connect(port, Connection)
     try:
-        headers = {"Content-Type": "application/json"}
-        connection.request("POST", path, json.dumps(body), headers)
-        connection.getresponse().read()
+        started = {"output_dir": directory, "activities": ["CPU", "GPU"]}
+        await connection.send(request("/start_profile", **started))
+        seen = await closed_loop(port, case.pool, clients, Window(0.1, REQUESTS))
+        await connection.send(request("/stop_profile"))
     finally:
         connection.close()
+    return seen
 
 
 def _read_trace(directory: Path) -> list[dict[str, Any]]:

@@ -5,7 +5,6 @@ Loads end by counts, not by time: a slow machine takes longer and sees the same.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -14,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from bench import load
 from bench.breakdown import live
@@ -47,6 +44,7 @@ from bench.workloads import ClosedLoop, OpenLoop, Shape, draw_requests
 from sglang_prefill_ext.local_server import LocalServer
 from tests.forking.launch import ForkedServer
 from tests.integration.support.own_server import LOGS
+from tests.unit.bench.commands import Commands
 
 pytestmark = pytest.mark.server
 
@@ -128,20 +126,18 @@ def test_main_side_by_side(model: Path, tmp_path: Path, started: list[list[str]]
 def test_gpu(
     model: Path, tmp_path: Path, started: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_command, "PROFILED", ((1, str(SHAPE)),))
+    monkeypatch.setattr(gpu_command, "PROFILED", {str(SHAPE): (1,)})
     options = ("--model", str(model), "--dtype", "float32", "--shape", str(SHAPE))
     counts = ("--clients", "2", "--token-clients", "1", "--seconds", "0.01", "--alternations", "1")
-    app = typer.Typer()
-    app.command()(gpu_command.main)
-    ran = CliRunner().invoke(app, [*options, *counts, "--results", str(tmp_path)])
-    assert ran.exit_code == 0, ran.output
+    commands = Commands(tmp_path)
+    commands.run(gpu_command.main, *options, *counts, "--results", str(tmp_path))
     assert len(started) == 2
-    lines = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text().splitlines()]
+    lines = commands.lines("gpu")
     assert {(each["path"], each["shape"]) for each in lines} == {
         (path, shape) for path in BOTH for shape in (str(SHAPE), "0+128x1")
     }
     assert all(each["packed_share"] == (each["path"] == EXTENSION) for each in lines)
-    (profile,) = map(json.loads, (tmp_path / "gpu-profile.jsonl").read_text().splitlines())
+    (profile,) = commands.record("gpu-profile")
     assert profile["requests"] >= 12
     assert profile["kernels"] == []  # there is no GPU
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -13,6 +12,8 @@ from rich.console import Console
 from bench.gpu import profile
 from bench.gpu.profile import Profile, busy, show
 from bench.load import Measurement
+from bench.score.plan import Case
+from bench.workloads import Shape
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)))
 
@@ -41,24 +42,39 @@ EVENTS = [
 ]
 
 
-def test_a_profile_is_read_from_the_servers_trace(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    asked: list[str] = []
+class ProfiledServer:
+    """A connection to a server that writes its trace at once."""
 
-    def post(_port: int, path: str, body: dict[str, str]) -> None:
-        asked.append(path)
-        if path == "/start_profile":
-            with gzip.open(Path(body["output_dir"]) / "trace.json.gz", "wt") as file:
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.closed = False
+
+    async def send(self, request: bytes) -> bytes:
+        head, _, body = request.partition(b"\r\n\r\n")
+        self.asked.append(head.split()[1].decode())
+        if self.asked == ["/start_profile"]:
+            with gzip.open(Path(json.loads(body)["output_dir"]) / "trace.json.gz", "wt") as file:
                 json.dump({"traceEvents": EVENTS}, file)
+        return b""
 
-    monkeypatch.setattr(profile, "_post", post)
-    case = SimpleNamespace(pool=[])
-    monkeypatch.setattr(profile, "make_cases", lambda _model, _shapes: [case])
-    monkeypatch.setattr(profile, "closed_loop", lambda *_args: None)
-    monkeypatch.setattr(profile, "run_loop", lambda _loop: Measurement(sent=7))
-    found = profile.profiled(1, 4, "60+2x50", tmp_path)
-    assert asked == ["/start_profile", "/stop_profile"]
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_profile_is_read_from_the_servers_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = ProfiledServer()
+
+    async def connect(_port: int, _kind: object) -> ProfiledServer:
+        return connection
+
+    async def closed_loop(*_args: object) -> Measurement:
+        return Measurement(sent=7)
+
+    monkeypatch.setattr(profile, "connect", connect)
+    monkeypatch.setattr(profile, "closed_loop", closed_loop)
+    found = profile.profiled(1, 4, Case(Shape(60, 2, 50), 1.0, [], []))
+    assert connection.asked == ["/start_profile", "/stop_profile"]
+    assert connection.closed
     assert found == Profile(
         *(4, "60+2x50", 7, 2.0, 0.7),
         kernels=[("attention", 2, 1.3), ("copy", 1, 0.2)],
