@@ -14,6 +14,7 @@ from rich.table import Table
 from sglang_prefill_ext import __version__
 from sglang_prefill_ext.client import explanation
 from sglang_prefill_ext.client.commands import COMMANDS, ApiKey, Url
+from sglang_prefill_ext.client.comparison import compare
 from sglang_prefill_ext.client.exchange import DEFAULT_URL
 from sglang_prefill_ext.errors import PrefillExtError
 from sglang_prefill_ext.fleet.command import fleet
@@ -22,7 +23,7 @@ from sglang_prefill_ext.modelmaker.presets import PRESETS
 from sglang_prefill_ext.sizing.command import plan
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-for client_command in COMMANDS:
+for client_command in (*COMMANDS, compare):
     app.command()(client_command)
 app.command("serve-grpc")(serve_grpc)
 app.command("fleet", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(

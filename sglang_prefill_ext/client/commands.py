@@ -6,11 +6,10 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import typer
-from numpy.typing import NDArray
 
 from sglang_prefill_ext.client.exchange import DEFAULT_URL
 from sglang_prefill_ext.client.options import Options
@@ -52,8 +51,8 @@ def score(
     """Score the items of each record after its query, and add scores."""
 
     def answer(client: PrefillClient, fields: Fields, options: Options) -> Fields:
-        scores = _probabilities(client, fields, label_token_ids, options)
-        return fields | {"scores": scores.tolist()}
+        arguments = score_arguments(fields, label_token_ids)
+        return fields | {"scores": client.score(**arguments, options=options).scores.tolist()}
 
     _run(answer, source, output, url, api_key, concurrency, timeout)
 
@@ -71,8 +70,9 @@ def rank(
     """Sort the items of each record by the probability of the first label."""
 
     def answer(client: PrefillClient, fields: Fields, options: Options) -> Fields:
-        scores = _probabilities(client, fields, label_token_ids, options)[:, 0]
-        items = _items(fields)
+        arguments = score_arguments(fields, label_token_ids)
+        scores = client.score(**arguments, options=options).scores[:, 0]
+        items = arguments["items"]
         best = np.argsort(-scores, kind="stable")[:top].tolist()
         ranked = [{"index": i, "score": float(scores[i]), "item": items[i]} for i in best]
         return fields | {"items": ranked}
@@ -123,6 +123,21 @@ def classify(
     _run(answer, source, output, url, api_key, concurrency, timeout)
 
 
+def score_arguments(fields: Fields, default_labels: str | None) -> Fields:
+    """What `PrefillClient.score` takes of a record; a lone text is one item.
+
+    Raises:
+        RequestError: a field is missing, or labels are no numbers.
+    """
+    labels = fields.get("label_token_ids") or default_labels or field(fields, "label_token_ids")
+    query, items = field(fields, "query"), field(fields, "items")
+    return {
+        "query": query,
+        "items": [items] if isinstance(items, str) else items,
+        "label_token_ids": label_ids(labels),
+    }
+
+
 COMMANDS = (score, rank, embed, classify)
 
 _INTERRUPTED = 128 + signal.SIGINT
@@ -157,18 +172,3 @@ def _refuse_overwriting(source: typer.FileBinaryRead, output: typer.FileTextWrit
     read, written = (Path(str(getattr(file, "name", ""))) for file in (source, output))
     if read.is_file() and written.is_file() and written.samefile(read):
         raise ConfigError(f"--output: {written} is the input. Choose another file.")
-
-
-def _probabilities(
-    client: PrefillClient, fields: Fields, default_labels: str | None, options: Options
-) -> NDArray[np.float64]:
-    """Probabilities of a record's items, ``[items, labels]``."""
-    own = fields.get("label_token_ids")
-    labels = label_ids(own or default_labels or field(fields, "label_token_ids"))
-    return client.score(field(fields, "query"), _items(fields), labels, options=options).scores
-
-
-def _items(fields: Fields) -> list[Any]:
-    """Items of a record; a lone text is one item."""
-    items = field(fields, "items")
-    return [items] if isinstance(items, str) else items

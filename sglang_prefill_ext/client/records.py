@@ -58,6 +58,13 @@ def read_csv(lines: Iterable[str]) -> Iterator[Record]:
         yield Record(reader.line_num, partial(_refuse, f"not CSV, reading ends here: {error}"))
 
 
+def records_of(source: IO[bytes]) -> Iterator[Record]:
+    """Records of a file, by its suffix; stdin has none."""
+    if not str(getattr(source, "name", "")).endswith(".csv"):
+        return read_jsonl(source)
+    return read_csv(codecs.iterdecode(source, "utf-8-sig", errors="surrogateescape"))
+
+
 def label_ids(value: Any) -> Labels:
     """Return label token ids that are given as a list or as text, ``1,2``."""
     if not isinstance(value, str):
@@ -123,7 +130,7 @@ def answer_file(source: IO[bytes], output: IO[str], answer: Answer, concurrency:
     failed = 0
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("", total=_lines(source))
-        for line, result in outcomes(_records(source), answer, concurrency):
+        for line, result in outcomes(records_of(source), answer, concurrency):
             if isinstance(result, PrefillExtError):
                 failed += 1
                 said = f"line {line}: {result}"
@@ -160,13 +167,6 @@ def _outcome(record: Record, answer: Answer) -> Outcome:
         raise  # All later records would wait as long, and fail as well.
     except PrefillExtError as error:
         return record.line, error
-
-
-def _records(source: IO[bytes]) -> Iterator[Record]:
-    """Records of a file, by its suffix; stdin has none."""
-    if not str(getattr(source, "name", "")).endswith(".csv"):
-        return read_jsonl(source)
-    return read_csv(codecs.iterdecode(source, "utf-8-sig", errors="surrogateescape"))
 
 
 def _lines(source: IO[bytes]) -> int | None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from sglang_prefill_ext.cli import app
 from sglang_prefill_ext.client import AsyncPrefillClient, Options, PrefillClient, Scores
 from sglang_prefill_ext.errors import ServerRefusedError
 from sglang_prefill_ext.local_server import LocalServer
@@ -70,3 +74,17 @@ def test_what_the_server_refuses_is_an_error_with_its_message(
         assert refused.value.status == raw.status_code == 400
         assert refused.value.message == raw.json()["message"]
         assert sync.score("q", ["a"], [5]).scores.tolist() == [[1.0]]
+
+
+def test_compare_asks_both_paths_and_finds_them_alike(
+    server: LocalServer, client: Client, tmp_path: Path
+) -> None:
+    file = tmp_path / "records.jsonl"
+    file.write_text("".join(json.dumps(body) + "\n" for body in BODIES))
+    args = ["compare", str(file), "--url", server.base_url, "--tolerance", str(TOLERANCE)]
+    with client.counting() as moved:
+        result = CliRunner().invoke(app, args)
+    assert result.exit_code == 0, result.output
+    assert "Line 1 is served by the path: packed\n" in result.stdout
+    assert moved["frontend.requests.packed"] == 1 + len(BODIES)
+    assert moved["frontend.fallbacks.opted_out"] == len(BODIES)

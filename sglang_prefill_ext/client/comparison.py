@@ -1,0 +1,157 @@
+"""`sglang-prefill compare`: scores the records of a file on both paths of a server."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from sglang_prefill_ext.client.commands import (
+    ApiKey,
+    Concurrency,
+    LabelIds,
+    Source,
+    Timeout,
+    Url,
+    score_arguments,
+)
+from sglang_prefill_ext.client.exchange import DEFAULT_URL
+from sglang_prefill_ext.client.explanation import explain
+from sglang_prefill_ext.client.options import Options
+from sglang_prefill_ext.client.records import Fields, Record, outcomes, records_of
+from sglang_prefill_ext.client.sync import PrefillClient
+from sglang_prefill_ext.errors import PrefillExtError, RequestError
+
+Scores = NDArray[np.float64]
+
+
+@dataclass(slots=True)
+class Answers:
+    """What one path answered.
+
+    Attributes:
+        scores: probabilities by the line of their record, ``[items, labels]``.
+        refused: what was wrong with the other records.
+        seconds: how long each answer took.
+        wall_s: seconds for all records.
+    """
+
+    scores: dict[int, Scores] = field(default_factory=dict)
+    refused: dict[int, PrefillExtError] = field(default_factory=dict)
+    seconds: list[float] = field(default_factory=list)
+    wall_s: float = 0.0
+
+    def figures(self) -> list[str]:
+        """Items per second, and the median and 99th percentile of the latencies in ms, as text."""
+        items_per_s = sum(map(len, self.scores.values())) / self.wall_s
+        percentiles_s = np.percentile(self.seconds, [50, 99]).tolist() if self.seconds else []
+        return [f"{items_per_s:,.0f}", *(f"{each * 1e3:.1f}" for each in percentiles_s)]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How far two answers to a record differ.
+
+    Attributes:
+        largest: of a probability.
+        rank_changes: pairs of items that stock separates by more than the tolerance, in the
+            probability of the first label, and that packed has the other way round.
+    """
+
+    largest: float
+    rank_changes: int
+
+    @staticmethod
+    def between(packed: Scores, stock: Scores, tolerance: float) -> Difference:
+        """Compare probabilities, ``[items, labels]`` each."""
+        ours, theirs = packed[:, 0], stock[:, 0]
+        changed = (theirs[:, None] - theirs > tolerance) & (ours[:, None] < ours)
+        return Difference(float(np.abs(packed - stock).max(initial=0)), int(changed.sum()))
+
+
+def compare(
+    source: Source = "-",  # type: ignore[assignment]  # typer opens it
+    label_token_ids: LabelIds = None,
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="Largest difference of a probability.")
+    ] = 0.02,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+    concurrency: Concurrency = 8,
+    timeout: Timeout = None,
+) -> None:
+    """Score all records packed, then on SGLang's own path; compare answers and speed."""
+    records = list(records_of(source))
+    if not records:
+        raise RequestError("There is no record. Give a file with at least one.")
+    first = json.dumps(score_arguments(records[0].load(), label_token_ids))
+    facts = explain(url, first.encode(), api_key=api_key)
+    served = " ".join(filter(None, (facts["path"], facts.get("reason"))))
+    typer.echo(f"Line {records[0].line} is served by the path: {served}")
+    with PrefillClient(url, api_key=api_key) as client:
+
+        def asked(*, stock: bool) -> Answers:
+            options = Options(timeout_s=timeout, stock=stock)
+            return _asked(client, records, label_token_ids, options, concurrency)
+
+        packed, stock = asked(stock=False), asked(stock=True)
+    if not _show(packed, stock, tolerance):
+        raise typer.Exit(1)
+
+
+def _asked(
+    client: PrefillClient,
+    records: Sequence[Record],
+    labels: str | None,
+    options: Options,
+    concurrency: int,
+) -> Answers:
+    found = Answers()
+
+    def answer(fields: Fields) -> Fields:
+        arguments = score_arguments(fields, labels)
+        begin_s = time.monotonic()
+        scores = client.score(**arguments, options=options).scores
+        found.seconds.append(time.monotonic() - begin_s)
+        return {"scores": scores}
+
+    begin_s = time.monotonic()
+    for line, result in outcomes(records, answer, concurrency):
+        if isinstance(result, PrefillExtError):
+            found.refused[line] = result
+        else:
+            found.scores[line] = result["scores"]
+    found.wall_s = time.monotonic() - begin_s
+    return found
+
+
+def _show(packed: Answers, stock: Answers, tolerance: float) -> bool:
+    """Print what was found; return whether both paths gave the same answers to all records."""
+    table = Table("path", "items/s", "P50 ms", "P99 ms", box=box.SIMPLE)
+    table.add_row("packed", *packed.figures())
+    table.add_row("stock", *stock.figures())
+    Console().print(table)
+    refused = packed.refused | stock.refused
+    for line, why in sorted(refused.items()):
+        typer.echo(f"line {line}: {why}", err=True)
+    differences = {
+        line: Difference.between(scores, stock.scores[line], tolerance)
+        for line, scores in packed.scores.items()
+        if line in stock.scores
+    }
+    if not differences:
+        return False
+    line = max(differences, key=lambda each: differences[each].largest)
+    largest, changes = differences[line].largest, sum(d.rank_changes for d in differences.values())
+    typer.echo(f"Largest difference of a probability: {largest:.1e}, in line {line}")
+    typer.echo(f"Items over {tolerance:g} apart in another order: {changes} pairs")
+    return not refused and largest <= tolerance and not changes
