@@ -12,6 +12,8 @@ from sglang_prefill_ext.attention import probe
 from sglang_prefill_ext.attention.heads import HeadShape
 
 HEADS = HeadShape(num_heads=4, num_key_heads=2, head_dim=64, value_dim=64)
+FEW = HeadShape(num_heads=2, num_key_heads=1, head_dim=16, value_dim=16)
+"""Where kernels are right or wrong whatever the heads."""
 
 
 def test_right_kernels_pass(device: torch.device, dtype: torch.dtype) -> None:
@@ -41,7 +43,7 @@ def test_a_wrong_kernel_is_named(
         "merge_state": "merged attention",
         "label_readout": "label read-out",
     }[broken]
-    assert probe.wrong_kernel(HEADS, torch.float32, device).startswith(f"{name} is off by")
+    assert probe.wrong_kernel(FEW, torch.float32, device).startswith(f"{name} is off by")
 
 
 def test_a_wrong_way_to_join_divided_keys_is_named(
@@ -54,7 +56,7 @@ def test_a_wrong_way_to_join_divided_keys_is_named(
         return out + 1, lse
 
     monkeypatch.setattr(op, "merge_parts", wrong)
-    assert probe.wrong_kernel(HEADS, torch.float32, device).startswith("divided attention is off")
+    assert probe.wrong_kernel(FEW, torch.float32, device).startswith("divided attention is off")
 
 
 def test_the_reference_is_exact_whatever_the_model_is_allowed(
@@ -71,7 +73,7 @@ def test_the_reference_is_exact_whatever_the_model_is_allowed(
     monkeypatch.setattr(probe.DenseAttention, "forward", noting)
     torch.set_float32_matmul_precision("high")
     try:
-        assert probe.wrong_kernel(HEADS, torch.float32, device) == ""
+        assert probe.wrong_kernel(FEW, torch.float32, device) == ""
         assert torch.get_float32_matmul_precision() == "high"
     finally:
         torch.set_float32_matmul_precision("highest")
@@ -85,10 +87,10 @@ def test_a_kernel_that_raises_is_named(
         raise RuntimeError("no such instruction")
 
     monkeypatch.setattr(probe, "label_readout", fail)
-    wrong = probe.wrong_kernel(HEADS, torch.float32, device)
+    wrong = probe.wrong_kernel(FEW, torch.float32, device)
     assert wrong == "label read-out fails: RuntimeError: no such instruction"
 
 
 def test_a_nan_is_wrong(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "_readout_error", lambda dtype, device: float("nan"))
-    assert "is off by nan" in probe.wrong_kernel(HEADS, torch.float32, device)
+    assert "is off by nan" in probe.wrong_kernel(FEW, torch.float32, device)

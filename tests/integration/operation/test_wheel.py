@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,6 +31,19 @@ def run(*command: str | Path, cwd: Path) -> str:
     return done.stdout
 
 
+def give_byte_code(python: Path) -> None:
+    """Copy byte code of the packages that our own environment has, too.
+
+    SGLang imports some 5,000 modules, and compiling them takes a minute.
+    """
+    ours = Path(sysconfig.get_path("purelib"))
+    (theirs,) = python.parents[1].glob("lib/python*/site-packages")
+    for cache in ours.rglob("__pycache__"):
+        target = theirs / cache.relative_to(ours)
+        if target.parent.is_dir():
+            shutil.copytree(cache, target, dirs_exist_ok=True)
+
+
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The programs of an environment into which the wheel was installed."""
@@ -38,6 +53,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run(UV, "venv", "--quiet", "--python", sys.executable, directory / "env", cwd=directory)
     python = directory / "env" / "bin" / "python"
     run(UV, "pip", "install", "--quiet", "--python", python, wheel, cwd=directory)
+    give_byte_code(python)
     return python.parent
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import multiprocessing
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from collections.abc import Callable
 def import_models() -> None:
     """Import SGLang's models, which each child would otherwise do by itself."""
     importlib.import_module("sglang.srt.models.registry")
+    gc.freeze()  # else the first collection in each child would copy all pages
 
 
 def run_in_child(name: str, work: Callable[..., object], *args: object) -> None:

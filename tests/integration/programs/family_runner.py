@@ -460,7 +460,6 @@ def without_a_gpu() -> None:
 
 def report(directory: str, dtype: str, out: Path) -> None:
     torch.set_num_threads(1)
-    without_a_gpu()
     runner, tokenizer = load_runner(directory, dtype)
     result: dict[str, Any] = {"declined": declined(runner)}
     if type(runner.model).__name__ in ENCODER_ARCHITECTURES:
@@ -476,6 +475,7 @@ def report(directory: str, dtype: str, out: Path) -> None:
 
 def main() -> None:
     out, *models = sys.argv[1:]
+    without_a_gpu()
     import_models()
     for model in models:
         half, directory = model.startswith(HALF), model.removeprefix(HALF)

@@ -36,6 +36,7 @@ from sglang_prefill_ext.border.messages import PackedRowsReq  # noqa: E402
 from sglang_prefill_ext.border.model.model_classes import encoder_traits  # noqa: E402
 from sglang_prefill_ext.border.scheduler import scheduler_hooks  # noqa: E402
 from sglang_prefill_ext.forward import calibration  # noqa: E402
+from sglang_prefill_ext.forward.graphs import replay  # noqa: E402
 from sglang_prefill_ext.frontend.options import RequestOptions  # noqa: E402
 from sglang_prefill_ext.scheduling.planner import ForwardPlan  # noqa: E402
 from sglang_prefill_ext.wire.arrays import int_array  # noqa: E402
@@ -55,6 +56,9 @@ FLAGS = (
 ROWS = 5
 SIZES = {"short": (9, 2), "long": (9, 300), "cached": (2100, 2), "divided": (100, 3000)}
 """Tokens of the prefix, and of each row behind it: replayed as a graph, or not, ..."""
+GRAPHS = (16, 64, 512, 2048)
+"""Tokens of the graphs below the largest; a server's are captured in the same way, but there are 41
+of them."""
 STEPS = 12
 READS: tuple[Read, ...] = (
     Labels(int_array([1, 2])),
@@ -100,6 +104,10 @@ def pretended_s(executor: Any, plan: ForwardPlan) -> float:
     return (2e-3 if replayed else 12e-3) + 1e-5 * plan.num_tokens
 
 
+def few_sizes(max_tokens: int) -> list[int]:
+    return [*(size for size in GRAPHS if size < max_tokens), max_tokens]
+
+
 def serve(flags: list[str]) -> dict[str, Any]:
     args = prepare_server_args([*FLAGS, *flags])
     args.resolve_once()
@@ -142,7 +150,7 @@ def report(flags: list[str], out: Path) -> None:
 def main(cases: Path, out: Path) -> None:
     load_plugins()
     import_models()
-    calibration._fastest_s = pretended_s
+    calibration._fastest_s, replay.sizes_up_to = pretended_s, few_sizes
     for name, flags in json.loads(cases.read_text()).items():
         run_in_child(name, report, flags, out / f"{name}.json")
 

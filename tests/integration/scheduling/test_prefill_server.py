@@ -6,7 +6,6 @@ warms up: their K/V goes nowhere.
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,18 +22,15 @@ from tests.integration.support.reference import Reference
 
 pytestmark = pytest.mark.timeout(900)
 
-NO_TRANSFER = Path(__file__).parents[1] / "programs" / "no_transfer"
 FLAGS = ("--disaggregation-mode", "prefill", "--disaggregation-transfer-backend", "mooncake_tcp")
 NOWHERE = {"bootstrap_host": "2.2.2.2"}
 
 
 @pytest.fixture(scope="module")
 def client(model_dir: Callable[[str], Path]) -> Iterator[Client]:
-    path = os.pathsep.join([str(NO_TRANSFER), os.environ.get("PYTHONPATH", "")])
     port = ("--disaggregation-bootstrap-port", str(free_port()))  # which has a default
     flags = ("--enable-prefill-only", "--schedule-policy", "srpt", *FLAGS, *port)
-    env = {"PYTHONPATH": path.rstrip(os.pathsep)}
-    with serving(model_dir("micro"), "prefill_server", *flags, env=env) as running:
+    with serving(model_dir("micro"), "prefill_server", *flags) as running:
         yield running.client
 
 
