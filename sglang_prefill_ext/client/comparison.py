@@ -95,8 +95,8 @@ def compare(
         raise RequestError("There is no record. Give a file with at least one.")
     first = json.dumps(score_arguments(records[0].load(), label_token_ids))
     facts = explain(url, first.encode(), api_key=api_key)
-    served = " ".join(filter(None, (facts["path"], facts.get("reason"))))
-    typer.echo(f"Line {records[0].line} is served by the path: {served}")
+    reason = f": {facts['reason']}" if facts["reason"] else ""
+    typer.echo(f"Line {records[0].line} takes the {facts['path']} path{reason}")
     with PrefillClient(url, api_key=api_key) as client:
 
         def asked(*, stock: bool) -> Answers:

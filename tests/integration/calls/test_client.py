@@ -85,6 +85,6 @@ def test_compare_asks_both_paths_and_finds_them_alike(
     with client.counting() as moved:
         result = CliRunner().invoke(app, args)
     assert result.exit_code == 0, result.output
-    assert "Line 1 is served by the path: packed\n" in result.stdout
+    assert "Line 1 takes the packed path\n" in result.stdout
     assert moved["frontend.requests.packed"] == 1 + len(BODIES)
     assert moved["frontend.fallbacks.opted_out"] == len(BODIES)
