@@ -14,6 +14,7 @@ import torch
 
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.forward.executor import PackedExecutor
+from sglang_prefill_ext.forward.graphs.plan import sizes_up_to
 from sglang_prefill_ext.forward.memory import (
     SAFETY,
     MemoryModel,
@@ -89,6 +90,8 @@ def calibrate(
     agree: Agree,
     most_bytes: int = UNLIMITED,
     graph_tokens: int = 0,
+    *,
+    useful_graphs: bool = False,
 ) -> Calibration:
     """Run a few forwards before anything is served, and capture graphs.
 
@@ -99,6 +102,8 @@ def calibrate(
         agree: makes all ranks plan with the same numbers.
         most_bytes: the share of the free memory for this scheduler.
         graph_tokens: tokens of the largest graph; 0 for none.
+        useful_graphs: capture only graphs that save time: those of forwards that an eager launch
+            costs the host longer than they cost the device. Larger ones would only be padded.
 
     Raises:
         ConfigError: a forward fails for another reason, or none of `CHUNK_TOKENS` fits either.
@@ -109,7 +114,7 @@ def calibrate(
         pace = eager = measured_pace(executor, max_tokens, max_tokens)
         if graph_tokens:
             # Measure eager forwards first: from here on short ones are replayed.
-            executor.capture_graphs(graph_tokens)
+            executor.capture_graphs(_useful(graph_tokens, eager) if useful_graphs else graph_tokens)
             largest = max(executor.graph_use.sizes, default=0)
             if largest >= _LEAST_TOKENS:
                 pace = measured_pace(executor, largest, max_tokens)
@@ -134,6 +139,12 @@ def calibrate(
         1 / pace.s_per_token,
         replace(graphs, eager_tokens=eager_tokens),
     )
+
+
+def _useful(graph_tokens: int, eager: Pace) -> int:
+    """Tokens of the largest graph that saves time, at most `graph_tokens`."""
+    sizes = sizes_up_to(graph_tokens)
+    return next((tokens for tokens in sizes if tokens >= eager.launch_tokens), graph_tokens)
 
 
 def _largest_that_fits(

@@ -148,6 +148,7 @@ def _tried(
         ranks.largest,
         most_bytes,
         graph_tokens=attempt.graph_tokens,
+        useful_graphs=config.cuda_graphs is None,
     )
     STARTUP.mark("calibration")
     if model.causal:

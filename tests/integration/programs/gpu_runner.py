@@ -101,7 +101,7 @@ def pretended_s(executor: Any, plan: ForwardPlan) -> float:
     """Run a forward, and return the time that it might take: an eager one waits for the host."""
     calibration._run(executor, plan)
     replayed = plan.num_tokens <= max(executor.graph_use.sizes, default=0)
-    return (2e-3 if replayed else 12e-3) + 1e-5 * plan.num_tokens
+    return (2e-3 if replayed else 50e-3) + 1e-5 * plan.num_tokens
 
 
 def few_sizes(max_tokens: int) -> list[int]:

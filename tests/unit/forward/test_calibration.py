@@ -322,6 +322,28 @@ def test_a_replay_and_an_eager_launch_have_prices_of_their_own(
     assert measured.graphs == GraphCost(2048, 1200, latents=True)
 
 
+@pytest.mark.parametrize(
+    ("host_s", "s_per_token", "largest"),
+    [
+        (12e-3, 1e-5, 1536),  # of 1,498 tokens by the line through 64 and 4,096 tokens
+        (12e-3, 1e-6, 4096),  # the host takes longer in any case
+        (0.0, 1e-5, 256),  # a launch costs the device 200 tokens, too
+    ],
+)
+def test_graphs_beyond_what_an_eager_launch_hides_are_not_captured(
+    monkeypatch: pytest.MonkeyPatch, host_s: float, s_per_token: float, largest: int
+) -> None:
+    monkeypatch.setattr(
+        calibration,
+        "_fastest_s",
+        lambda _executor, plan: max(host_s, 2e-3 + s_per_token * plan.num_tokens),
+    )
+    for only_useful, captured in ((True, largest), (False, 4096)):
+        executor = NotedGraphs()
+        calibrate(executor, 8192, alone, graph_tokens=4096, useful_graphs=only_useful)
+        assert executor.steps[-1] == f"capture {captured}"
+
+
 def test_what_graphs_keep_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
     executor, captured_when_asked = NotedGraphs(), []
 
