@@ -256,6 +256,28 @@ def test_more_rows_and_prefixes_than_a_graph_has_states_for_are_not_joined() -> 
     assert _number_chosen([job_of(request([], *[[1]] * 65))] * 2, carries) == 2  # eager at once
 
 
+_ROWS = st.lists(st.integers(1, 5), min_size=1, max_size=3)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), _ROWS), min_size=1, max_size=6))
+def test_what_is_expected_to_be_replayed_has_room_in_a_graph(
+    requests: list[tuple[int, list[int]]],
+) -> None:
+    """The sizes that are added up job by job are those of the layout."""
+    graphs = GraphCost(64, 10**3 * ALWAYS, carries=True)  # nothing pays for eager launches
+    jobs = [
+        job_of(request([prefix] * prefix, *([1] * length for length in rows)), budget=10**6)
+        for prefix, rows in requests
+    ]
+    chosen = jobs[: _number_chosen(jobs, graphs, ALWAYS)]
+
+    def holds(jobs: list[Job]) -> bool:
+        return graphs.hold(ForwardSize.of(plan_forward([job.piece for job in jobs]).layout))
+
+    assert holds(chosen)
+    assert len(chosen) == len(jobs) or not holds(jobs[: len(chosen) + 1])
+
+
 @given(
     st.lists(st.integers(1, 400), min_size=1, max_size=40),
     st.integers(0, 900),
