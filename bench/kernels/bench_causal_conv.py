@@ -6,6 +6,8 @@ Qwen3-Next-80B-A3B.
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import numpy as np
 import torch
 from prefill_kernels.causal_conv import Taps, causal_conv
@@ -57,18 +59,20 @@ def make_case(
         ours={"causal_conv": lambda: lambda: causal_conv(*inputs, weight, None, sizes=sizes)},
         baselines={
             "torch": in_torch,
-            "SGLang, twice": lambda: _twice(x, weight, sizes, plan, device),
+            "SGLang, twice": lambda: _twice(x, weight, sizes, span, device),
         },
     )
 
 
 def _twice(
-    x: Tensor, weight: Tensor, sizes: list[int], plan: RecurrencePlan, device: torch.device
+    x: Tensor, weight: Tensor, sizes: list[int], span: GroupSpan, device: torch.device
 ) -> Way:
     """SGLang's kernel over the prefix, then over the rows, each with a copy of its state."""
-    ((prefix, rows),) = (each.parts for each in plan.passes)
-    lens, cut = rows.lens.tolist(), prefix.tokens.stop
-    of_prefix, of_rows = (torch.from_numpy(each.bounds).to(device) for each in (prefix, rows))
+    lens, cut = span.suffix_lens.tolist(), span.fresh
+    of_prefix, of_rows = (
+        torch.tensor([0, *accumulate(each)], dtype=torch.int32, device=device)
+        for each in ([cut], lens)
+    )
     first = torch.zeros(1, dtype=torch.int32, device=device)
     each = torch.arange(len(lens), dtype=torch.int32, device=device)
     channels, width = weight.shape

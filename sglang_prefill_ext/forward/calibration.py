@@ -24,7 +24,9 @@ from sglang_prefill_ext.forward.memory import (
     peak_bytes,
 )
 from sglang_prefill_ext.forward.sample_plans import chunk_plans, sample_plan
-from sglang_prefill_ext.scheduling.budget import NO_GRAPHS, UNLIMITED, ForwardBudget, GraphCost
+from sglang_prefill_ext.layout.recurrence_plan import carries_states
+from sglang_prefill_ext.scheduling.budget import UNLIMITED, ForwardBudget
+from sglang_prefill_ext.scheduling.graph_room import NO_GRAPHS, GraphCost
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
 from sglang_prefill_ext.scheduling.prefixed_forward import Executor
 
@@ -119,7 +121,8 @@ def calibrate(
             if largest >= _LEAST_TOKENS:
                 pace = measured_pace(executor, largest, max_tokens)
                 eager_tokens = round(eager.short_s / pace.s_per_token)
-                graphs = GraphCost(largest, eager_tokens, executor.caches_latents)
+                carries = carries_states(executor.model.recurrence)
+                graphs = GraphCost(largest, eager_tokens, executor.caches_latents, carries)
     except RuntimeError as error:
         raise ConfigError(
             f"prefill-only: a forward of {max_tokens} tokens failed ({error}). If memory is "

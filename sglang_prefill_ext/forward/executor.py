@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain, islice
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ from sglang_prefill_ext.forward.layers import Attention, LayerAttention
 from sglang_prefill_ext.forward.model import Model, Overrides
 from sglang_prefill_ext.forward.readers.labels import LabelReader
 from sglang_prefill_ext.forward.readers.vectors import VectorReader
-from sglang_prefill_ext.forward.upload import ForwardCompletion, upload
+from sglang_prefill_ext.forward.upload import ForwardCompletion, flat, in_groups, upload
 from sglang_prefill_ext.layout.recurrence_plan import RecurrencePlan
 from sglang_prefill_ext.layout.tokens import ForwardLayout
 from sglang_prefill_ext.recurrent.layers import LayerRecurrence
@@ -128,10 +127,8 @@ class PackedExecutor:
             recurrence.host_arrays() if recurrence else (),
             [plan.override_at, plan.overrides] if len(plan.override_at) else (),
         ]
-        left = iter(upload([*chain(*groups)], model.device))
-        (tokens, positions, read_at), of_attention, of_recurrence, overrides = (
-            list(islice(left, len(group))) for group in groups
-        )
+        tensors = in_groups(upload(flat(groups), model.device), groups)
+        (tokens, positions, read_at), of_attention, of_recurrence, overrides = tensors
         if recurrence:
             recurrence.bind(of_recurrence)
         last_layer = model.last_layer if ends_only else None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain, islice
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -61,6 +63,21 @@ def upload(arrays: Sequence[NDArray[np.generic]], device: torch.device) -> list[
         return [torch.from_numpy(array.copy()) for array in arrays]
     buffer = in_one_buffer(arrays, pinned=True).to(device, non_blocking=True)
     return tensors_in(buffer, arrays)
+
+
+Groups: TypeAlias = Sequence[Sequence[NDArray[np.generic]]]
+"""Arrays by what reads them."""
+
+
+def flat(groups: Groups) -> list[NDArray[np.generic]]:
+    """All arrays, group after group."""
+    return [*chain(*groups)]
+
+
+def in_groups(tensors: Sequence[Tensor], groups: Groups) -> list[list[Tensor]]:
+    """The tensors of `flat` arrays, by group again."""
+    left = iter(tensors)
+    return [[*islice(left, len(group))] for group in groups]
 
 
 def in_one_buffer(arrays: Sequence[NDArray[np.generic]], *, pinned: bool) -> Tensor:

@@ -14,7 +14,14 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_prefill_ext.layout.recurrence_parts import Ints, Part, Pass, chunks_of
+from sglang_prefill_ext.layout.recurrence_parts import (
+    Ints,
+    Part,
+    Pass,
+    Room,
+    Sequences,
+    chunks_of,
+)
 from sglang_prefill_ext.layout.tokens import ForwardLayout
 
 MOST_CHUNKS = 512
@@ -41,6 +48,16 @@ class Recurrence:
     carries: bool = True
     grid: int = 0
 
+    @property
+    def is_replayable(self) -> bool:
+        """Whether graphs can replay it. Chunks on a grid begin where sequences of a forward do."""
+        return not self.grid
+
+
+def carries_states(recurrence: Recurrence | None) -> bool:
+    """Whether a model has recurrent layers with a state."""
+    return recurrence is not None and recurrence.carries
+
 
 @dataclass(frozen=True, eq=False)  # no slots: `cached_property` needs a `__dict__`
 class RecurrencePlan:
@@ -48,11 +65,14 @@ class RecurrencePlan:
 
     Args:
         stored: the group whose prefix is to be held from now on; None for none.
+        room: for a graph: one pass of one part, and an order in any case; all arrays are as large
+            for every layout of as many tokens. None: as large as this layout needs.
     """
 
     layout: ForwardLayout
     recurrence: Recurrence
     stored: int | None = None
+    room: Room | None = None
 
     @cached_property
     def passes(self) -> tuple[Pass, ...]:
@@ -71,7 +91,8 @@ class RecurrencePlan:
         pass_of = np.repeat(np.arange(len(self._cuts) - 1), np.diff(self._cuts))
         of_row = self._is_row | ~self._is_divided[self._groups]
         order = np.argsort(2 * pass_of[self._groups] + of_row, kind="stable").astype(np.int32)
-        return None if (order[1:] > order[:-1]).all() else order
+        lie_so = self.room is None and (order[1:] > order[:-1]).all()
+        return None if lie_so else order
 
     def previous(self) -> NDArray[np.int32]:
         """int32 ``[T, width - 1]``: the tokens before each token in its prompt, the nearest last.
@@ -100,7 +121,7 @@ class RecurrencePlan:
         divided = [group for group in groups if self._is_divided[group]]
         slots = {group: 1 + number for number, group in enumerate(divided)}
         fresh = [group for group in divided if self._fresh[group]]
-        prefix_lens = self._fresh[fresh]
+        prefixes = _sequences(self._fresh[fresh], [slots[group] for group in fresh])
         lens, of_rows = list[int](), list[int]()
         for group in groups:
             span = self.layout.groups[group]
@@ -108,23 +129,32 @@ class RecurrencePlan:
             own = [span.num_tokens] if is_one else span.suffix_lens.tolist()
             lens += own
             of_rows += [slots.get(group, 0)] * len(own)
-        parts = [*self._parts(prefix_lens, [slots[group] for group in fresh], first, keep=True)]
-        first += int(prefix_lens.sum())
-        parts += self._parts(np.array(lens, dtype=np.int64), of_rows, first, keep=False)
-        return Pass(slots, tuple(parts))
+        parts = self._parts(prefixes, _sequences(lens, of_rows), first)
+        states = len(slots) if self.room is None else self.room.prefixes
+        return Pass(slots, tuple(parts), 1 + states)
 
-    def _parts(self, lens: Ints, slots: Sequence[int], first: int, *, keep: bool) -> Iterator[Part]:
+    def _parts(self, prefixes: Sequences, rows: Sequences, first: int) -> Iterator[Part]:
+        """One part if possible, as its sequences share most launches; else prefixes, then rows."""
+        few = prefixes.num_chunks + rows.num_chunks <= MOST_CHUNKS
+        if self.room is not None or (few and not self.recurrence.grid):
+            yield Part.joined(first, prefixes, rows, self.room)
+            return
+        yield from self._divided(prefixes, first, are_prefixes=True)
+        yield from self._divided(rows, first + int(prefixes.lens.sum()), are_prefixes=False)
+
+    def _divided(self, all_of: Sequences, first: int, *, are_prefixes: bool) -> Iterator[Part]:
         """Divide sequences into parts of at most `MOST_CHUNKS` chunks, or of one sequence."""
+        lens, slots = all_of
         chunks, start = chunks_of(lens).cumsum(), 0
         while start < len(lens):
             before = chunks[start - 1] if start else 0
             stop = max(start + 1, int(chunks.searchsorted(before + MOST_CHUNKS, side="right")))
-            if self.recurrence.grid and len(set(slots[start:stop])) > 1:
+            if self.recurrence.grid and len({*slots[start:stop].tolist()}) > 1:
                 stop = min(stop, start + MOST_STATES)
-            own = lens[start:stop]
-            tokens = slice(first, first + int(own.sum()))
-            states = np.array(slots[start:stop], dtype=np.int32)
-            yield Part(tokens, own, states, keep, self.recurrence.grid)
+            own = Sequences(lens[start:stop], slots[start:stop])
+            tokens = slice(first, first + int(own.lens.sum()))
+            prefixes = len(own.lens) if are_prefixes else 0
+            yield Part(tokens, own, prefixes, own.num_chunks, self.recurrence.grid)
             start, first = stop, tokens.stop
 
     def _before(self, groups: Ints, of_row: NDArray[np.bool_], back: Ints) -> Ints:
@@ -172,3 +202,7 @@ class RecurrencePlan:
         """bool ``[T]``: whether each token is one of a row, and not of a prefix."""
         offsets = np.arange(self.layout.num_tokens) - self.layout.group_starts[self._groups]
         return offsets >= self._fresh[self._groups]
+
+
+def _sequences(lens: Sequence[int] | Ints, slots: Sequence[int]) -> Sequences:
+    return Sequences(np.array(lens, dtype=np.int64), np.array(slots, dtype=np.int32))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -14,29 +13,14 @@ from prefill_kernels.causal_conv import Taps, causal_conv
 from prefill_kernels.causal_conv.reference import causal_conv_reference
 from torch import Tensor
 
-from sglang_prefill_ext.layout.recurrence_parts import Part, Pass
+from sglang_prefill_ext.layout.recurrence_parts import Pass
 from sglang_prefill_ext.layout.recurrence_plan import RecurrencePlan
+from sglang_prefill_ext.recurrent.device_part import DevicePart
 from sglang_prefill_ext.recurrent.rule import RuleInputs, carry
 
 HeldStates: TypeAlias = dict[int, tuple[Tensor, Tensor | None]]
 """By layer, what it carries behind the held prefix: the last inputs of its convolution, ``[W - 1,
 C]``, and its state, if it has one, float32 ``[HV, Dv, D]``."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DevicePart:
-    """A `Part` with its arrays on the device; `lists` are the last ones of `Part.host_arrays`."""
-
-    part: Part
-    bounds: Tensor
-    slots: Tensor
-    lists: Sequence[Tensor]
-
-    @staticmethod
-    def bound(part: Part, arrays: Iterator[Tensor]) -> DevicePart:
-        """Take the arrays of `Part.host_arrays`, uploaded."""
-        bounds, slots, *lists = islice(arrays, 5 if part.grid else 4)
-        return DevicePart(part, bounds, slots, lists)
 
 
 class RuleWay(NamedTuple):
@@ -55,7 +39,8 @@ def by_torch(prepare: Callable[..., RuleInputs]) -> RuleWay:
     """The way for any device and dtype."""
 
     def carried(inputs: RuleInputs, states: Tensor, part: DevicePart, out: Tensor) -> None:
-        out.copy_(carry(inputs, states, part.slots, part.bounds, keep=part.part.keep))
+        for _, bounds, slots, keep in part.stages():
+            carry(inputs, states, slots, bounds, out, keep=keep)
 
     return RuleWay(prepare, carried)
 
@@ -178,9 +163,7 @@ class LayerRecurrence:
         return inputs.mixed.new_zeros(width - 1, channels), None
 
     def _initial(self, of: Pass, rule: LayerRule, held: Tensor | None) -> Tensor:
-        states = self._taps.order.new_zeros(
-            1 + len(of.slots), *rule.state_shape, dtype=torch.float32
-        )
+        states = self._taps.order.new_zeros(of.num_states, *rule.state_shape, dtype=torch.float32)
         if held is not None and self._held in of.slots:
             states[of.slots[self._held]] = held
         return states

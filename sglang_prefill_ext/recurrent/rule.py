@@ -48,18 +48,19 @@ class RuleInputs(NamedTuple):
 
 
 def carry(
-    inputs: RuleInputs, states: Tensor, slots: Tensor, bounds: Tensor, *, keep: bool
-) -> Tensor:
-    """Carry states through sequences; return the outputs, ``[T, HV, Dv]`` in the dtype of `v`.
+    inputs: RuleInputs, states: Tensor, slots: Tensor, bounds: Tensor, out: Tensor, *, keep: bool
+) -> None:
+    """Carry states through sequences; write the outputs of their tokens.
 
     Args:
         states: ``[slots, HV, Dv, D]``.
         slots: integers ``[n]``: the state from which each sequence starts.
-        bounds: integers ``[n + 1]``: where each sequence begins, then the number of tokens.
-        keep: write the states behind the sequences; no slot may then be there twice.
+        bounds: integers ``[n + 1]``: where each sequence begins, then where the last one ends.
+        out: ``[T, HV, Dv]``.
+        keep: write the states behind the sequences; only the slot of sequences without tokens may
+            then be there twice.
     """
     state, lens = states[slots].float(), bounds.diff()
-    out = torch.empty_like(inputs.v)
     for start in range(0, int(lens.max()), CHUNK):
         going = torch.nonzero(lens > start)[:, 0]
         left = (lens[going] - start).clamp(max=CHUNK)
@@ -67,10 +68,11 @@ def carry(
         is_there = place < left[:, None]
         tokens = torch.where(is_there, bounds[going, None] + start + place, 0)
         made, state[going] = _chunk(_chunk_of(inputs, tokens, is_there), state[going])
-        out[tokens[is_there]] = made.movedim(1, 2)[is_there].to(out.dtype)
+        places, made = tokens[is_there], made.movedim(1, 2)[is_there]
+        made = made if inputs.skip is None else made + inputs.skip[places]
+        out[places] = made.to(out.dtype)
     if keep:
         states[slots] = state.to(states.dtype)
-    return out if inputs.skip is None else out + inputs.skip
 
 
 def _chunk_of(inputs: RuleInputs, tokens: Tensor, is_there: Tensor) -> RuleInputs:

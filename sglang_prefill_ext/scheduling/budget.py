@@ -77,64 +77,6 @@ class ForwardBudget:
 
 
 @dataclass(frozen=True, slots=True)
-class GraphCost:
-    """The size of a scheduler's graphs, and the cost of eager forwards; measured at start.
-
-    Costs are in tokens that are computed in the same time. A replayed forward of ``n`` tokens costs
-    ``launch_tokens + n``. An eager forward, launched kernel by kernel, costs as much, but at least
-    the time that the host needs for its launches.
-
-    Attributes:
-        tokens: of the largest graph; 0: there is none, and no forward has a least cost.
-        eager_tokens: the cost of the shortest eager forward.
-        latents: the prefix cache keeps latents, which graphs neither read nor write.
-    """
-
-    tokens: int = 0
-    eager_tokens: int = 0
-    latents: bool = False
-
-    def forward(self, tokens: int, launch_tokens: int, *, eager: bool) -> int:
-        """The cost of a forward of so many tokens."""
-        cost = launch_tokens + tokens
-        return max(cost, self.eager_tokens) if eager and self.tokens else cost
-
-    def leaving_pays(self, tokens: int, launch_tokens: int) -> bool:
-        """Whether so many tokens cost less in one eager forward than in full replays.
-
-        With ``G`` tokens in the largest graph, it is true from
-        ``eager_tokens * G / (G + launch_tokens)`` tokens on, and so always from `eager_tokens` on.
-        """
-        return tokens * (self.tokens + launch_tokens) >= self.eager_tokens * self.tokens
-
-    def recomputing_pays(self, tokens: int, groups: int, launch_tokens: int) -> bool:
-        """Whether a replay without the prefix cache costs less than any forward that uses it.
-
-        Args:
-            tokens: of the forward, with those that the cache has.
-        """
-        replayed = self.latents and graph_holds(self.tokens, tokens, groups)
-        return replayed and launch_tokens + tokens < self.eager_tokens
-
-
-NO_GRAPHS = GraphCost()
-
-
-def groups_of(tokens: int) -> int:
-    """Return for how many groups a graph of so many tokens has room.
-
-    Each group may add a tile that is not full, so a graph launches tiles for that many groups.
-    Tiles that a forward leaves idle still cost time.
-    """
-    return max(1, tokens // 16)
-
-
-def graph_holds(size: int, tokens: int, groups: int) -> bool:
-    """Whether a graph of `size` tokens has room for so many tokens and groups."""
-    return tokens <= size and groups <= groups_of(size)
-
-
-@dataclass(frozen=True, slots=True)
 class QueueLoad:
     """The size of all that waits, or what one request would add to it.
 

@@ -11,14 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from sglang_prefill_ext.config import Order, PrefillOnlyConfig
-from sglang_prefill_ext.scheduling.budget import (
-    NO_GRAPHS,
-    UNLIMITED,
-    ForwardBudget,
-    GraphCost,
-    QueueLoad,
-    graph_holds,
-)
+from sglang_prefill_ext.scheduling.budget import UNLIMITED, ForwardBudget, QueueLoad
+from sglang_prefill_ext.scheduling.graph_room import NO_GRAPHS, ForwardSize, GraphCost
 from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.queue import JobQueue, order_key
 
@@ -99,7 +93,7 @@ def choose_jobs(
     """
     budget, launch_tokens, graphs = policy.budget, policy.launch_tokens, policy.graphs
     chosen: list[Job] = []
-    tokens = reads = groups = num_taken = 0
+    tokens = reads = groups = rows = with_prefix = num_taken = 0
     prefixes = set()
     # Whether graphs can replay all chosen jobs together, and whether the first alone runs eagerly.
     replayed, eager = True, False
@@ -113,6 +107,8 @@ def choose_jobs(
         added = len(piece.suffix_ids) if is_shared else piece.num_tokens
         tokens, reads = tokens + added, reads + len(piece.reads)
         groups += not is_shared
+        with_prefix += not is_shared and piece.span.prefix_len > 0
+        rows += max(piece.span.num_rows, 1)
         longer = graphs.forward(tokens, launch_tokens, eager=eager)
         longer -= graphs.forward(tokens - added, launch_tokens, eager=eager)
         spared = launch_tokens + added - longer
@@ -124,7 +120,8 @@ def choose_jobs(
         ):
             break
         chosen.append(job)
-        replayed = replayed and piece.is_replayable and graph_holds(graphs.tokens, tokens, groups)
+        size = ForwardSize(tokens, groups, with_prefix, rows)
+        replayed = replayed and piece.is_replayable and graphs.hold(size)
         eager = eager or (len(chosen) == 1 and not replayed)
         if replayed or eager or graphs.leaving_pays(tokens, launch_tokens):
             num_taken = len(chosen)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self, TypeAlias
 
-from sglang_prefill_ext.scheduling.budget import GraphCost
+from sglang_prefill_ext.scheduling.graph_room import ForwardSize, GraphCost
 from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.planner import ForwardPlan, Share, plan_forward
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache, PrefixTransaction
@@ -80,8 +80,9 @@ class PrefixedForward:
         It is used in any case to store a prefix that a job wants kept.
         """
         prefixed = cls(jobs, cache)
-        tokens, groups = prefixed.plan.num_tokens, len(prefixed.plan.layout.groups)
-        pays = graphs.recomputing_pays(tokens + prefixed.num_cached, groups, launch_tokens)
+        size = ForwardSize.of(prefixed.plan.layout)
+        size = size._replace(tokens=size.tokens + prefixed.num_cached)
+        pays = graphs.recomputing_pays(size, launch_tokens)
         if not (pays and prefixed._transactions) or prefixed._needs_cache(jobs):
             return prefixed
         prefixed.rollback()

@@ -107,14 +107,11 @@ class Serving:
         )
 
     def launch_s(self, tokens: int, ranks: int) -> float:
-        """Seconds of launching one forward of so many tokens: of the host, or of a graph's kernels.
-
-        Recurrent layers have no graph.
-        """
+        """Seconds of launching one forward of so many tokens: by the host, or by a graph."""
         if self.device.launch_ms is not None:
             return self.device.launch_ms / 1e3
         layers = self.model.layers
-        if not self.model.is_recurrent and tokens <= graph_tokens(ranks):
+        if self.model.is_replayable and tokens <= graph_tokens(ranks):
             return max(REPLAY_US, REPLAYED_LAYER_US * layers) / 1e6
         return (LAYER_US * layers + EAGER_US) / 1e6
 

@@ -13,7 +13,7 @@ from typing import Self, cast
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.sizing.layer_settings import layer_kinds, sublayers_of
 from sglang_prefill_ext.sizing.mixers import Attention, Mixer
-from sglang_prefill_ext.sizing.recurrences import Recurrence
+from sglang_prefill_ext.sizing.recurrences import StateSpace
 from sglang_prefill_ext.sizing.settings import Settings, size_of
 from sglang_prefill_ext.sizing.sublayers import Experts, Sublayer
 
@@ -144,9 +144,9 @@ class ModelShape:
         return sum(count for each, count in self.counts.items() if isinstance(each, Experts))
 
     @property
-    def is_recurrent(self) -> bool:
-        """Whether a layer carries something along a prompt."""
-        return any(isinstance(each, Recurrence) for each in self.mixers)
+    def is_replayable(self) -> bool:
+        """Whether CUDA graphs replay its forwards, which they do without Mamba-2."""
+        return not any(isinstance(each, StateSpace) for each in self.mixers)
 
     @property
     def mixers(self) -> Iterator[Mixer]:

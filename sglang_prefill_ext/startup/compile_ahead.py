@@ -16,7 +16,7 @@ import numpy as np
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.layout.kernel_plan import DIVIDED_PREFIX_TOKENS
 from sglang_prefill_ext.layout.recurrence_parts import CHUNK
-from sglang_prefill_ext.layout.recurrence_plan import Recurrence
+from sglang_prefill_ext.layout.recurrence_plan import Recurrence, carries_states
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache
@@ -58,12 +58,13 @@ LONG = Shape(DIVIDED_PREFIX_TOKENS, DIVIDED_PREFIX_TOKENS + 16, DIVIDED_PREFIX_T
 
 CHUNKS = Shape(prefix=2048, tokens=16_384, forward=8192)
 MANY_CHUNKS = Shape(prefix=128 * CHUNK + 1, tokens=129 * CHUNK, forward=129 * CHUNK, full=False)
-"""SGLang's kernel of recurrent layers has a form for few chunks of prefixes, which the forms above
-have, one for more, and one for more than 128."""
+"""SGLang's kernels of Mamba-2 have forms by whether 16 divides the numbers of tokens and chunks."""
 
-NORMALISED = tuple(Shape(1, each, each, full=False) for each in (200, 400, 416, 1000))
-"""SGLang's norm of Mamba-2 layers has forms by the tokens for each multiprocessor, here of a Hopper
-GPU, and by whether 16 divides their number."""
+NORMALISED = tuple(
+    Shape(1, each, each, full=False) for each in (12, 24, 101, 200, 201, 400, 416, 1000)
+)
+"""SGLang's norms of layers with a state have forms by the tokens, or tokens times heads, for each
+multiprocessor, here of a Hopper GPU, and by whether 16 divides their number."""
 
 TOGETHER = Shape(prefix=5, tokens=8, forward=8)
 """Two such requests share a forward, whose tokens recurrent layers compute in another order."""
@@ -111,8 +112,10 @@ def _run_all(executor: CompilingExecutor, budget: ForwardBudget, slots: PrefixCa
     shapes = [LONE, SMALL]
     if model.longest_prompt is None or model.longest_prompt > LONG.prefix:
         shapes.append(LONG)
-    if model.recurrence is not None:
-        shapes += [CHUNKS, MANY_CHUNKS, *(NORMALISED if model.recurrence.grid else ())]
+    if carries_states(model.recurrence):
+        shapes += NORMALISED
+    if model.recurrence is not None and model.recurrence.grid:
+        shapes += [CHUNKS, MANY_CHUNKS]
     for shape in shapes:
         limit = replace(budget, max_tokens=min(shape.forward, budget.max_tokens))
         rows = _request(shape, limit.max_tokens, model, slots.capacity)

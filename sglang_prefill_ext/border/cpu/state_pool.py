@@ -30,5 +30,6 @@ def carried_over_pool(
     tokens = rule.inputs(rule.torch, outputs, inputs.gates)
     cache.temporal[slots[begins]] = 0
     bounds = torch.tensor([0, *accumulate(lens)])
-    out = carry(tokens, cache.temporal, slots, bounds, keep=True)
+    out = torch.empty_like(tokens.v)
+    carry(tokens, cache.temporal, slots, bounds, out, keep=True)
     return out.to(inputs.mixed.dtype)

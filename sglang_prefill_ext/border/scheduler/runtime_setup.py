@@ -166,5 +166,6 @@ def _tried(
 
 def _graph_tokens(ranks: Ranks, config: PrefillOnlyConfig, model: SglangModel) -> int:
     """Tokens of the largest graph that is asked for; 0 for none."""
-    possible = not cuda_graph_fully_disabled() and model.recurrence is None
+    replayable = model.recurrence is None or model.recurrence.is_replayable
+    possible = replayable and not cuda_graph_fully_disabled()
     return config.graph_tokens(on_cuda=model.device.type == "cuda" and possible, ranks=ranks.count)

@@ -1,8 +1,7 @@
 """Decide which forwards graphs can replay, pad them to a graph's size, and count them. Pure numpy.
 
-Padding is one more group after all others, whose rows of one token are not read. They are computed
-like any other row, so their numbers are finite and no other row sees them. They cost nothing but
-time.
+Padding is one more group after all others, whose rows are not read. They are computed like any
+other row, so their numbers are finite and no other row sees them. They cost nothing but time.
 """
 
 from __future__ import annotations
@@ -94,13 +93,25 @@ def pad(
     """Pad a forward to exactly so many tokens, at least as many as it has.
 
     Returns:
-        A layout whose last group is padding, if any is needed; its token ids; and the read token of
-        each row, then zeros. Both are int64 `[tokens]`.
+        A layout whose last group is padding, if any is needed, in rows of one token; its token ids;
+        and the read token of each row, then zeros. Both are int64 `[tokens]`.
     """
-    missing = tokens - layout.num_tokens
-    assert missing >= 0, "choose a larger graph"
-    padding = (GroupSpan(0, 0, np.ones(missing, np.int32)),) if missing else ()
     ids, read_at = np.zeros((2, tokens), dtype=np.int64)
     ids[: layout.num_tokens] = token_ids
     read_at[: layout.num_rows] = layout.read_positions()
-    return replace(layout, groups=layout.groups + padding), ids, read_at
+    return padded(layout, tokens), ids, read_at
+
+
+def padded(layout: ForwardLayout, tokens: int, *, in_one_row: bool = False) -> ForwardLayout:
+    """Pad a layout to exactly so many tokens.
+
+    Args:
+        in_one_row: for recurrent layers, to which every row is a sequence; attention would take
+            longer.
+    """
+    missing = tokens - layout.num_tokens
+    assert missing >= 0, "choose a larger graph"
+    if not missing:
+        return layout
+    rows = np.array([missing], np.int32) if in_one_row else np.ones(missing, np.int32)
+    return replace(layout, groups=(*layout.groups, GroupSpan(0, 0, rows)))

@@ -11,32 +11,26 @@ import logging
 import time
 from collections.abc import Sequence
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from sglang_prefill_ext.attention.inputs import LayerInputs
-from sglang_prefill_ext.attention.kernels import KernelAttention
 from sglang_prefill_ext.attention.prefix_libraries import LIBRARIES
 from sglang_prefill_ext.config import AttentionWay
-from sglang_prefill_ext.forward.graphs.capture import Capture, capture_for
+from sglang_prefill_ext.forward.graphs.capture import capture_for
+from sglang_prefill_ext.forward.graphs.forward_graph import ForwardGraph
 from sglang_prefill_ext.forward.graphs.plan import (
     NO_GRAPHS,
     REPLAYED,
     GraphUse,
     eager_reason,
-    pad,
     sizes_up_to,
 )
 from sglang_prefill_ext.forward.graphs.slots import HELD_TOKENS, GraphSlots
 from sglang_prefill_ext.forward.kv_pool import KVPool
-from sglang_prefill_ext.forward.layers import Attention
 from sglang_prefill_ext.forward.memory import kept_bytes
 from sglang_prefill_ext.forward.model import Model
-from sglang_prefill_ext.forward.upload import in_one_buffer, tensors_in
-from sglang_prefill_ext.layout.tokens import ForwardLayout, GroupSpan
-from sglang_prefill_ext.scheduling.budget import graph_holds, groups_of
+from sglang_prefill_ext.layout.recurrence_plan import carries_states
+from sglang_prefill_ext.scheduling.graph_room import ForwardSize, graph_holds
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
 
 logger = logging.getLogger(__name__)
@@ -69,10 +63,9 @@ class PackedGraphs:
         self._slots: GraphSlots | None = None
         self._graphs: list[ForwardGraph] = []
         begin_s = time.monotonic()
-        if self._way is AttentionWay.TORCH:
-            self.give_up("attention by torch plans its calls on the host")
-        elif model.recurrence is not None:
-            self.give_up("the kernels of recurrent layers are launched by the lengths of prompts")
+        obstacle = _obstacle(model, self._way)
+        if obstacle:
+            self.give_up(obstacle)
         else:
             sizes = sizes_up_to(max_tokens)
             use.bytes = kept_bytes(model.device, lambda: self._try_capture(sizes, pool))
@@ -137,77 +130,25 @@ class PackedGraphs:
         reason = eager_reason(plan, most_held=HELD_TOKENS if self._slots is not None else 0)
         if reason:
             return reason, None
-        size = plan.num_tokens, len(plan.layout.groups)
-        graph = next((one for one in self._graphs if graph_holds(one.tokens, *size)), None)
-        return (REPLAYED, graph) if graph is not None else ("too_large", None)
+        size, carries = ForwardSize.of(plan.layout), carries_states(self._model.recurrence)
+        for graph in self._graphs:
+            if graph_holds(graph.tokens, size, carries=carries):
+                return REPLAYED, graph
+        return "too_large", None
+
+
+def _obstacle(model: Model, way: AttentionWay) -> str:
+    """Return why no graph can run a model; empty if there is no reason known before a capture."""
+    if way is AttentionWay.TORCH:
+        return "attention by torch plans its calls on the host"
+    if model.recurrence is not None and not model.recurrence.is_replayable:
+        return "the kernels of Mamba-2 are launched by where prompts begin"
+    in_torch = model.device.type == "cuda" and model.dtype == torch.float32
+    if in_torch and carries_states(model.recurrence):
+        return "in float32 torch computes states, by the lengths of prompts"
+    return ""
 
 
 def _said(failure: Exception) -> str:
     """The type and text of an exception, on one line."""
     return " ".join(f"{type(failure).__name__}: {failure}".split())
-
-
-class ForwardGraph:
-    """One graph: replays every forward for which it has room, see `graph_holds`.
-
-    In a graph all tokens pass through the whole last layer, the final norm and, if there is one,
-    the head that makes vectors, since any of them may be read. So the last layer's attention is
-    computed like that of other layers, and all that follows for more tokens than in an eager
-    forward.
-
-    Args:
-        tokens: of the padded forward, >= 1.
-        slots: how the graph reads and writes the KV pool; None: nothing is held or stored.
-
-    Raises:
-        RuntimeError: see `Capture`.
-    """
-
-    def __init__(
-        self,
-        tokens: int,
-        model: Model,
-        way: AttentionWay,
-        capture: Capture,
-        slots: GraphSlots | None,
-    ) -> None:
-        self.tokens = tokens
-        self._model = model
-        self._way = way
-        one_token = ForwardLayout((GroupSpan(0, 0, np.ones(1, np.int32)),), causal=model.causal)
-        attention, arrays = self._inputs(one_token, np.zeros(1, np.int32))
-        self._buffer = in_one_buffer(arrays, pinned=False).to(model.device)
-        ids, positions, self._read_at, *rest = tensors_in(self._buffer, arrays)
-        attention.bind(rest, None if slots is None else slots.page_table)
-
-        def attend(layer: int, inputs: LayerInputs) -> Tensor:
-            cached = None if slots is None else slots.exchange(layer, inputs.k, inputs.v)
-            return attention.forward(inputs, cached)
-
-        everything = torch.arange(tokens, device=model.device)
-        work = model.prepare(ids, positions, everything, [tokens], attend, shortened=True)
-        self._replay = capture(work)
-
-    def run(self, plan: ForwardPlan) -> Tensor:
-        """Replay the graph; return hidden states (or vectors) at the reads, as a copy."""
-        _, arrays = self._inputs(plan.layout, plan.token_ids)
-        on_cuda = self._model.device.type == "cuda"
-        # The replay before this one reads the same buffer; both are on one stream, so in order.
-        self._buffer.copy_(in_one_buffer(arrays, pinned=on_cuda), non_blocking=True)
-        return self._replay()[self._read_at[: len(plan.reads)]]
-
-    def _inputs(
-        self, layout: ForwardLayout, token_ids: NDArray[np.int32]
-    ) -> tuple[Attention, list[NDArray[np.generic]]]:
-        """The attention of a padded forward, and all arrays that the graph reads of it."""
-        model = self._model
-        layout, ids, read_at = pad(layout, token_ids, self.tokens)
-        attention = KernelAttention(
-            layout,
-            self._way,
-            model.heads,
-            model.dtype,
-            model.device,
-            most_groups=groups_of(self.tokens) + 1,  # one more for padding
-        )
-        return attention, [ids, layout.positions(), read_at, *attention.host_arrays()]

@@ -39,6 +39,9 @@ NO_STOCK = ("gemma2", "gpt-oss", "granite-swa", "granite-moe-swa", "exaone4")
 NO_OVERRIDES = ("gemma4-e",)
 """Layers of this model look the tokens up, too."""
 
+RECURRENT = tuple(each for each in PACKED if each.startswith(("qwen3.5", "qwen3-next", "lfm2")))
+"""Models with recurrent layers that graphs replay."""
+
 WAYS = ("one_forward", "small_budget", "overridden")
 each_family = pytest.mark.parametrize("family", PACKED)
 each_comparison = pytest.mark.parametrize(
@@ -50,7 +53,8 @@ each_comparison = pytest.mark.parametrize(
         for way in WAYS
         if not (reference == "stock" and family in NO_STOCK)
         if not (way == "overridden" and family in NO_OVERRIDES)
-    ],
+    ]
+    + [(family, "hugging_face", "graphs") for family in RECURRENT],
 )
 each_way = pytest.mark.parametrize("way", WAYS)
 
@@ -132,6 +136,13 @@ def test_answers_differ_enough_to_show_a_mistake(reports: dict[str, Any], family
         if len(row_labels) > 1 and len(set(row_labels)) == 1:
             spread = np.ptp(np.reshape(values, (len(row_labels), -1)), axis=0)
             assert spread.min() > 1000 * TOLERANCE
+
+
+@pytest.mark.parametrize("family", RECURRENT)
+def test_graphs_of_recurrent_layers_are_replayed(reports: dict[str, Any], family: str) -> None:
+    graphs = reports[family]["graphs"]
+    assert graphs["obstacle"] == ""
+    assert graphs["forwards"] == {"graph": len(reports[family]["hugging_face"])}
 
 
 @each_family

@@ -30,6 +30,9 @@ FLAGS: dict[str, tuple[str, ...]] = {
     "olmoe": ("--prefill-only-moe-source", "device"),
     "deepseek-v2": (),
     "qwen3-next": (),
+    "qwen3.5": (),
+    "qwen3.5 eager": ("--prefill-only-cuda-graphs", "0"),
+    "lfm2": (),
     "granite4": (),
     "falcon-h1": (),  # its head is float32
     "bert-reranker": ("--is-embedding",),
@@ -37,11 +40,16 @@ FLAGS: dict[str, tuple[str, ...]] = {
 """By name, which begins with the preset."""
 REPLAYED = {"graph", "too_large", "overrides", "adapter"}
 """How forwards run if all that may be replayed as a graph are."""
+PREFIXES_KEPT = {"graph", "held_prefix", "kept_prefix", "overrides"}
+"""How they run if graphs do not use the prefix cache."""
 USES = dict.fromkeys(FLAGS, REPLAYED) | {
     "tiny torch": {"no_graphs"},
-    "tiny fp8": {"graph", "held_prefix", "kept_prefix", "overrides"},
-    "deepseek-v2": {"graph", "held_prefix", "kept_prefix", "overrides"},
-    "qwen3-next": set(),
+    "tiny fp8": PREFIXES_KEPT,
+    "deepseek-v2": PREFIXES_KEPT,
+    "qwen3-next": PREFIXES_KEPT,
+    "qwen3.5": PREFIXES_KEPT,
+    "qwen3.5 eager": set(),
+    "lfm2": PREFIXES_KEPT,
     "granite4": set(),
     "falcon-h1": set(),
 }
@@ -58,6 +66,9 @@ KERNELS = dict.fromkeys(FLAGS, "attention_kernel") | {
     "tiny fp8": "fp8_scaled_mm",
     "olmoe": "block_choice_kernel",
     "qwen3-next": "causal_conv_kernel",
+    "qwen3.5": "causal_conv_kernel",
+    "qwen3.5 eager": "causal_conv_kernel",
+    "lfm2": "causal_conv_kernel",
     "granite4": "_chunk_scan_fwd_kernel",
     "falcon-h1": "_chunk_scan_fwd_kernel",
 }
@@ -128,5 +139,6 @@ def test_blocks_of_experts_are_chosen(reports: dict[str, Any]) -> None:
 
 def test_prefixes_are_cached(reports: dict[str, Any]) -> None:
     shared = {name for name, report in reports.items() if report["cached_tokens"]}
-    alone = {"tiny fp8", "qwen3-next", "granite4", "falcon-h1", "bert-reranker"}
+    alone = {"tiny fp8", "qwen3-next", "qwen3.5", "qwen3.5 eager", "lfm2", "granite4"}
+    alone |= {"falcon-h1", "bert-reranker"}
     assert shared == set(FLAGS) - alone

@@ -58,8 +58,10 @@ from sglang_prefill_ext.border.model.model_classes import (  # noqa: E402
     VECTOR_ARCHITECTURES,
 )
 from sglang_prefill_ext.border.model.vector_models import SglangVectorModel  # noqa: E402
+from sglang_prefill_ext.config import AttentionWay  # noqa: E402
 from sglang_prefill_ext.errors import PackedForwardError  # noqa: E402
 from sglang_prefill_ext.forward.executor import PackedExecutor  # noqa: E402
+from sglang_prefill_ext.forward.graphs import replay  # noqa: E402
 from sglang_prefill_ext.forward.kv_pool import (  # noqa: E402
     OwnPool,
     PrivateSlots,
@@ -71,6 +73,7 @@ from sglang_prefill_ext.modelmaker.weights import make_reward_model  # noqa: E40
 from sglang_prefill_ext.patching.spec import Group  # noqa: E402
 from sglang_prefill_ext.scheduling.budget import ForwardBudget  # noqa: E402
 from sglang_prefill_ext.scheduling.job import Job  # noqa: E402
+from sglang_prefill_ext.scheduling.planner import plan_forward  # noqa: E402
 from sglang_prefill_ext.scheduling.prefixed_forward import PrefixedForward  # noqa: E402
 from sglang_prefill_ext.scheduling.split import split_request  # noqa: E402
 from sglang_prefill_ext.wire.arrays import distinct_overrides  # noqa: E402
@@ -89,6 +92,8 @@ ARGS = (
 HALF = "bfloat16:"
 BUDGETS = {"one_forward": 16_384, "small_budget": 64}
 """Tokens of one forward; with the small one, prefixes are computed in chunks and held."""
+GRAPH_TOKENS = 256
+"""More than any request has, with room for 16 rows."""
 SHAPES = ((40, 2, 8), (7, 50, 5), (150, 9, 12), (0, 20, 4), (33, 4, 1))
 """Query tokens, most tokens of an item, items."""
 READOUT_BYTES = 3 * 4 * VOCABULARY  # three rows a read-out chunk
@@ -175,6 +180,18 @@ def packed(model: SglangModel, rows: PackedRows, max_tokens: int) -> dict[str, A
     if job.held is not None:
         job.held.rollback()
     return {"forwards": len(pieces), "values": values}
+
+
+def replayed(model: SglangModel, work: list[PackedRows]) -> tuple[list[Any], dict[str, Any]]:
+    """The same by a graph, and how forwards ran."""
+    executor = PackedExecutor(model, readout_bytes=READOUT_BYTES, attention=AttentionWay.FUSED)
+    with patch.object(replay, "sizes_up_to", lambda most: [most]):  # others would take time only
+        executor.capture_graphs(GRAPH_TOKENS)
+    results = []
+    for rows in work:
+        plan = plan_forward(split_request(rows, ForwardBudget(GRAPH_TOKENS)))
+        results.append({"values": executor.launch(plan).wait().tolist()})
+    return results, executor.graph_use.as_dict()
 
 
 def overridden(runner: Any, rows: PackedRows) -> PackedRows:
@@ -294,6 +311,9 @@ def numbers(runner: Any, tokenizer: Any, directory: str) -> dict[str, Any]:
     if not refused:
         results["overridden"] = [packed(model, overridden(runner, rows), 64) for rows in work]
     unchanged = untouched(before, pools(runner))
+    graphs = {}
+    if model.recurrence is not None and model.recurrence.is_replayable:
+        results["graphs"], graphs = replayed(model, work)
     hugging_face = [
         [exact_logits(reference, p, first=name in POSITIONS_FROM_1) for p in prompts(rows)]
         for rows in work
@@ -307,6 +327,7 @@ def numbers(runner: Any, tokenizer: Any, directory: str) -> dict[str, Any]:
         "hugging_face": [labelled(*pair) for pair in zip(hugging_face, work, strict=True)],
         "untouched": unchanged,
         "refused": refused,
+        "graphs": graphs,
     }
 
 

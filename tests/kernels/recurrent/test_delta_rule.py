@@ -2,40 +2,23 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from functools import partial
 
 import pytest
 import torch
-import triton.language as tl
-from sglang.kernels.ops.attention.fla import chunk_delta_h, chunk_fwd, chunk_o, op, utils
 from sglang.srt.layers.attention.linear.kernels.gdn_triton import TritonGDNKernel
 
 from sglang_prefill_ext.border.model.recurrent.delta_rule import carry, kernel_inputs
+from sglang_prefill_ext.layout.recurrence_parts import Room
 from sglang_prefill_ext.recurrent.inputs import delta_rule_inputs
 from sglang_prefill_ext.recurrent.layers import by_torch
-from tests.kernels.recurrent.parts import part_of
+from tests.kernels.recurrent.interpreted import delta_rule_interpreted  # noqa: F401
+from tests.kernels.recurrent.parts import joined_part, part_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:tl.make_block_ptr is deprecated")
 
 HEADS, VALUE_HEADS, DIM = 2, 4, 64
 LENS = [3, 70, 1]
-
-
-@pytest.fixture(autouse=True)
-def _as_interpreted(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the interpreter run SGLang's kernels.
-
-    A CPU has no current device, and the interpreter neither chooses among configurations nor
-    replaces functions of Triton that have another name.
-    """
-    if device.type == "cuda":
-        return
-    monkeypatch.setattr(utils, "custom_device_ctx", lambda _index: nullcontext())
-    tuner = chunk_fwd.chunk_gated_delta_rule_fwd_kkt_solve_kernel.fn
-    monkeypatch.setattr(tuner, "configs", tuner.configs[:1])
-    for module in (op, chunk_delta_h, chunk_o):
-        monkeypatch.setattr(module, "exp", lambda x: tl.exp(x))
 
 
 @pytest.mark.parametrize(("keep", "slots"), [(True, [2, 0, 1]), (False, [1, 1, 0])])
@@ -89,3 +72,43 @@ def test_the_kernels_are_called_as_by_sglang(device: torch.device) -> None:
     )
     assert torch.equal(found, wanted[0])
     assert torch.equal(own, of_sglang)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "prefixes", "rows", "slots"),
+    [
+        (torch.float16, [3, 70], [1, 66, 5], [2, 0, 1]),
+        (torch.float16, [], [65, 4], [0, 0]),
+        (torch.float32, [7], [2, 3], [1, 1]),
+    ],
+)
+@pytest.mark.parametrize("roomy", [True, False])
+def test_rows_start_behind_prefixes_of_the_same_part(
+    device: torch.device,
+    dtype: torch.dtype,
+    prefixes: list[int],
+    rows: list[int],
+    slots: list[int],
+    roomy: bool,
+) -> None:
+    """As by a part of prefixes and one of rows; what a part has room for changes nothing."""
+    draw = partial(torch.randn, generator=torch.Generator().manual_seed(3))
+    first, tokens = sum(prefixes), sum(prefixes) + sum(rows)
+    q, k = draw(2, tokens, HEADS, DIM).to(device, dtype)
+    v = draw(tokens, VALUE_HEADS, DIM).to(device, dtype)
+    a, b = draw(2, tokens, VALUE_HEADS).to(device, dtype)
+    inputs = kernel_inputs(*draw(2, VALUE_HEADS).to(device), q, k, v, a, b)
+    states = torch.zeros(3, VALUE_HEADS, DIM, DIM, device=device)
+    wanted_states, wanted = states.clone(), torch.full_like(v, torch.nan)
+    of_prefixes = [*range(1, len(prefixes) + 1)]
+    if prefixes:
+        part = part_of(prefixes, of_prefixes, device, keep=True)
+        carry(inputs.part(slice(first)), wanted_states, part, wanted[:first])
+    part = part_of(rows, slots, device, keep=False)
+    carry(inputs.part(slice(first, None)), wanted_states, part, wanted[first:])
+    found = torch.full_like(v, torch.nan)
+    room = Room.within(tokens, 3, 4) if roomy else None
+    carry(inputs, states, joined_part(prefixes, of_prefixes, rows, slots, device, room), found)
+    assert torch.equal(found, wanted)
+    assert torch.equal(states, wanted_states)
+    assert found.isfinite().all()

@@ -22,8 +22,10 @@ from sglang_prefill_ext.forward.calibration import (
 from sglang_prefill_ext.forward.executor import PackedExecutor
 from sglang_prefill_ext.forward.memory import MemoryModel, peak_bytes
 from sglang_prefill_ext.forward.upload import ForwardCompletion
+from sglang_prefill_ext.layout.recurrence_plan import Recurrence
 from sglang_prefill_ext.layout.tokens import ForwardLayout
-from sglang_prefill_ext.scheduling.budget import NO_GRAPHS, ForwardBudget, GraphCost
+from sglang_prefill_ext.scheduling.budget import ForwardBudget
+from sglang_prefill_ext.scheduling.graph_room import NO_GRAPHS, GraphCost
 from sglang_prefill_ext.scheduling.planner import ForwardPlan, plan_forward
 from sglang_prefill_ext.scheduling.split import split_request
 from sglang_prefill_ext.wire.arrays import int_array
@@ -320,6 +322,10 @@ def test_a_replay_and_an_eager_launch_have_prices_of_their_own(
     executor.caches_latents = True
     measured = calibrate(executor, 4096, alone, graph_tokens=2048)
     assert measured.graphs == GraphCost(2048, 1200, latents=True)
+    executor = NotedGraphs((2048,))
+    executor.model.recurrence = Recurrence(4)
+    monkeypatch.setattr(executor, "_recurrence", lambda _plan: None)  # the model has no such layer
+    assert calibrate(executor, 4096, alone, graph_tokens=2048).graphs.carries
 
 
 @pytest.mark.parametrize(

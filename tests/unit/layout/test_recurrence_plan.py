@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.layout import recurrence_plan as module
+from sglang_prefill_ext.layout.recurrence_parts import Room, chunks_of
 from sglang_prefill_ext.layout.recurrence_plan import Recurrence, RecurrencePlan
 from sglang_prefill_ext.layout.tokens import ForwardLayout, GroupSpan
 from tests.unit.attention.strategies import layout, layouts
@@ -78,14 +80,17 @@ def sequences(plan: RecurrencePlan) -> list[tuple[list[int], list[int], bool]]:
             assert part.tokens.start == done
             done = part.tokens.stop
             own = tokens[part.tokens]
-            bounds = part.bounds.tolist()
-            assert bounds[-1] == len(own)
-            for slot, start, stop in zip(part.slots.tolist(), bounds, bounds[1:], strict=False):
-                found.append((own[start:stop], behind.get(slot, []), part.keep))
-                if part.keep:
-                    assert slot > 0
-                    assert slot not in behind
-                    behind[slot] = own[start:stop]
+            assert part.bounds[-1] == len(own)
+            for numbers, keep in part.stages:
+                before = dict(behind)
+                bounds = part.bounds[numbers.start : numbers.stop + 1].tolist()
+                slots = part.sequences.slots[numbers].tolist()
+                for slot, (start, stop) in zip(slots, pairwise(bounds), strict=True):
+                    found.append((own[start:stop], before.get(slot, []), keep))
+                    if keep and start < stop:
+                        assert 0 < slot < each.num_states
+                        assert slot not in behind
+                        behind[slot] = own[start:stop]
     assert done == len(tokens)
     assert sorted(tokens) == [*range(done)]
     return found
@@ -104,15 +109,50 @@ def test_every_token_is_computed_behind_those_of_its_prompt(
             assert len(each.slots) <= most_states
             assert [*each.slots.values()] == [*range(1, len(each.slots) + 1)]
             for part in each.parts:
-                assert len(part.chunks()) <= most_chunks or len(part.lens) == 1
-                if plan.recurrence.grid and len({*part.slots.tolist()}) > 1:
-                    assert len(part.lens) <= most_states
+                lens, slots = part.sequences
+                assert len(part.chunks()) <= most_chunks or (lens > 0).sum() == 1
+                if plan.recurrence.grid and len({*slots.tolist()}) > 1:
+                    assert len(lens) <= most_states
+    check(plan, found)
+
+
+def check(plan: RecurrencePlan, found: Iterable[tuple[list[int], list[int], bool]]) -> None:
+    """Compare what is before each token with the tokens of its prompt."""
     computed = {
         token: before + own[:at] for own, before, _ in found for at, token in enumerate(own)
     }
     for _, _, tokens, before in segments(plan.layout):
         for place, token in enumerate(tokens):
             assert computed[token] == before + tokens[:place]
+
+
+@settings(deadline=None)
+@given(layouts(max_groups=8), st.integers(0, 3), st.integers(0, 3))
+def test_plans_of_graphs_are_of_one_size(
+    forward: ForwardLayout, more_prefixes: int, more_rows: int
+) -> None:
+    prefixes = sum(span.prefix_len > 0 for span in forward.groups)
+    rows = sum(max(1, span.num_rows) for span in forward.groups)
+    room = Room.within(forward.num_tokens, prefixes + more_prefixes, rows + more_rows)
+    plan = RecurrencePlan(forward, Recurrence(4), room=room)
+    check(plan, sequences(plan))
+    (only,) = plan.passes
+    (part,) = only.parts
+    assert only.num_states == 1 + room.prefixes
+    assert (part.num_prefixes, part.num_chunks) == (room.prefixes, room.chunks)
+    assert len(part.sequences.lens) == room.prefixes + room.rows
+    assert plan.order() is not None
+
+
+@given(layouts(), st.integers(1, 20))
+def test_launches_are_few(forward: ForwardLayout, most_chunks: int) -> None:
+    """Prefixes and rows of a pass are one part where this is not too large."""
+    plan = RecurrencePlan(forward, Recurrence(4))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "MOST_CHUNKS", most_chunks)
+        (parts,) = [each.parts for each in plan.passes]
+    chunks = np.concatenate([chunks_of(part.sequences.lens) for part in parts])
+    assert (len(parts) == 1) == (chunks.sum() <= most_chunks or (chunks > 0).sum() == 1)
 
 
 @given(plans())

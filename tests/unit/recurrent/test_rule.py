@@ -47,8 +47,14 @@ def step_by_step(inputs: RuleInputs, state: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack(outputs), state
 
 
-def bounds_of(lens: list[int]) -> Tensor:
-    return torch.tensor([0, *accumulate(lens)], dtype=torch.int32)
+def carried(
+    inputs: RuleInputs, states: Tensor, slots: Tensor, lens: list[int], *, keep: bool
+) -> Tensor:
+    """The outputs; of tokens behind those of the sequences, NaN."""
+    out = torch.full_like(inputs.v, torch.nan)
+    bounds = torch.tensor([0, *accumulate(lens)], dtype=torch.int32)
+    carry(inputs, states, slots, bounds, out, keep=keep)
+    return out
 
 
 @pytest.mark.parametrize("delta", [True, False])
@@ -58,7 +64,7 @@ def test_every_sequence_starts_from_its_state(keep: bool, delta: bool) -> None:
     inputs = random_inputs(sum(lens), delta=delta)
     states = torch.randn(5, VALUE_HEADS, VALUE_DIM, DIM)
     before = states.clone()
-    out = carry(inputs, states, slots, bounds_of(lens), keep=keep)
+    out = carried(inputs, states, slots, lens, keep=keep)
     start = 0
     for slot, length in zip(slots, lens, strict=True):
         tokens = slice(start, start + length)
@@ -73,17 +79,29 @@ def test_every_sequence_starts_from_its_state(keep: bool, delta: bool) -> None:
 
 def test_sequences_may_start_from_the_same_state() -> None:
     inputs, states = random_inputs(6, delta=True), torch.randn(1, VALUE_HEADS, VALUE_DIM, DIM)
-    out = carry(inputs, states, torch.zeros(2, dtype=torch.int32), bounds_of([2, 4]), keep=False)
+    out = carried(inputs, states, torch.zeros(2, dtype=torch.int32), [2, 4], keep=False)
     for tokens in (slice(2), slice(2, 6)):
         wanted, _ = step_by_step(inputs.part(tokens), states[0])
         torch.testing.assert_close(out[tokens].double(), wanted, rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("delta", [True, False])
+@pytest.mark.parametrize("keep", [True, False])
+def test_sequences_without_tokens_change_nothing(keep: bool, delta: bool) -> None:
+    inputs, states = random_inputs(9, delta=delta), torch.randn(3, VALUE_HEADS, VALUE_DIM, DIM)
+    alone, wanted_states = inputs.part(slice(7)), states.clone()
+    wanted = carried(alone, wanted_states, torch.tensor([2, 1]), [4, 3], keep=keep)
+    out = carried(inputs, states, torch.tensor([2, 0, 0, 1, 0]), [4, 0, 0, 3, 0], keep=keep)
+    assert torch.equal(out[:7], wanted)
+    assert out[7:].isnan().all()
+    assert torch.equal(states, wanted_states)
+
+
+@pytest.mark.parametrize("delta", [True, False])
 def test_a_strong_decay_forgets_without_overflow(delta: bool) -> None:
     inputs = random_inputs(CHUNK, delta=delta)._replace(g=torch.full((CHUNK, VALUE_HEADS), -30.0))
     states = torch.full((1, VALUE_HEADS, VALUE_DIM, DIM), 9.0)
-    out = carry(inputs, states, torch.tensor([0]), bounds_of([CHUNK]), keep=True)
+    out = carried(inputs, states, torch.tensor([0]), [CHUNK], keep=True)
     wanted, left = step_by_step(inputs, torch.full_like(states[0], 9.0))
     torch.testing.assert_close(out.double(), wanted, rtol=0, atol=2e-6)
     torch.testing.assert_close(states[0].double(), left, rtol=0, atol=2e-6)

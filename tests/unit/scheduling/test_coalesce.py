@@ -8,13 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.config import Order
-from sglang_prefill_ext.scheduling.budget import (
-    NO_GRAPHS,
-    ForwardBudget,
-    GraphCost,
-    QueueLoad,
-    graph_holds,
-)
+from sglang_prefill_ext.scheduling.budget import ForwardBudget, QueueLoad
+from sglang_prefill_ext.scheduling.graph_room import NO_GRAPHS, ForwardSize, GraphCost
 from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.planner import plan_forward
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy, choose_jobs
@@ -250,6 +245,39 @@ def test_more_groups_than_the_largest_graph_holds_are_not_joined() -> None:
     assert _number_chosen(without_prefix, GraphCost(64, 3450)) == 10
 
 
+def test_more_rows_and_prefixes_than_a_graph_has_states_for_are_not_joined() -> None:
+    carries = replace(GRAPHS, carries=True)  # 64 rows, 8 prefixes
+    with_prefix = [job_of(request([number], [1])) for number in range(20)]
+    assert _number_chosen(with_prefix, GRAPHS) == 20
+    assert _number_chosen(with_prefix, carries) == 8
+    of_one_prefix = [job_of(request([7], *[[1]] * 5)) for _ in range(20)]
+    assert _number_chosen(of_one_prefix, GRAPHS) == 20
+    assert _number_chosen(of_one_prefix, carries) == 12
+    assert _number_chosen([job_of(request([], *[[1]] * 65))] * 2, carries) == 2  # eager at once
+
+
+_ROWS = st.lists(st.integers(1, 5), min_size=1, max_size=3)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), _ROWS), min_size=1, max_size=6))
+def test_what_is_expected_to_be_replayed_has_room_in_a_graph(
+    requests: list[tuple[int, list[int]]],
+) -> None:
+    """The sizes that are added up job by job are those of the layout."""
+    graphs = GraphCost(64, 10**3 * ALWAYS, carries=True)  # nothing pays for eager launches
+    jobs = [
+        job_of(request([prefix] * prefix, *([1] * length for length in rows)), budget=10**6)
+        for prefix, rows in requests
+    ]
+    chosen = jobs[: _number_chosen(jobs, graphs, ALWAYS)]
+
+    def holds(jobs: list[Job]) -> bool:
+        return graphs.hold(ForwardSize.of(plan_forward([job.piece for job in jobs]).layout))
+
+    assert holds(chosen)
+    assert len(chosen) == len(jobs) or not holds(jobs[: len(chosen) + 1])
+
+
 @given(
     st.lists(st.integers(1, 400), min_size=1, max_size=40),
     st.integers(0, 900),
@@ -264,8 +292,8 @@ def test_no_forward_lies_between_the_graphs_and_what_pays_for_its_launches(
     count = _number_chosen(jobs, graphs, launch)
     tokens = sum(lengths[:count])
     assert count >= 1
-    replayed = graph_holds(graphs.tokens, tokens, 1)  # rows without a prefix are one group
-    if not graph_holds(graphs.tokens, lengths[0], 1):
+    replayed = graphs.hold(ForwardSize(tokens, 1, 0, count))  # without a prefix: one group
+    if not graphs.hold(ForwardSize(lengths[0], 1, 0, 1)):
         return
     assert replayed or graphs.leaving_pays(tokens, launch)
     if not replayed:

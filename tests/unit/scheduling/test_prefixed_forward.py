@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from sglang_prefill_ext.scheduling import prefixed_forward
-from sglang_prefill_ext.scheduling.budget import ForwardBudget, GraphCost
+from sglang_prefill_ext.scheduling.budget import ForwardBudget
+from sglang_prefill_ext.scheduling.graph_room import GraphCost
 from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.planner import Share
 from sglang_prefill_ext.scheduling.prefixed_forward import LaunchedJob, NoRoomError, PrefixedForward

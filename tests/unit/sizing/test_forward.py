@@ -58,8 +58,13 @@ def test_small_forwards_of_one_rank_are_replayed() -> None:
     assert serving.forward(Shape(100, 500, 10), 1).launch_s == pytest.approx(8.34e-3)
 
 
+def test_forwards_with_mamba_are_launched_kernel_by_kernel() -> None:
+    mamba: Any = SimpleNamespace(layers=28, is_replayable=False)
+    assert Serving(mamba, DEVICES["h100-sxm"]).launch_s(100, 1) == pytest.approx(8.34e-3)
+
+
 def test_launching_a_replay_of_few_layers_takes_the_host_longer_than_the_device() -> None:
-    few: Any = SimpleNamespace(layers=2, is_recurrent=False)
+    few: Any = SimpleNamespace(layers=2, is_replayable=True)
     assert Serving(few, DEVICES["h100-sxm"]).launch_s(100, 1) == pytest.approx(0.6e-3)
 
 

@@ -17,9 +17,9 @@ from sglang.kernels.ops.mamba.triton_ops.ssd_state_passing import _state_passing
 from sglang.srt.layers.attention.hybrid_linear_attn_backend import Mamba2AttnBackend
 from torch import Tensor
 
+from sglang_prefill_ext.recurrent.device_part import DevicePart
 from sglang_prefill_ext.recurrent.inputs import state_space_inputs
 from sglang_prefill_ext.recurrent.layers import (
-    DevicePart,
     LayerRule,
     RecurrentInputs,
     RuleWay,
@@ -130,7 +130,7 @@ def by_kernels(a: Tensor, d: Tensor, dt_bias: Tensor) -> RuleWay:
             initial_states=initial,
             out=out[None],
         )
-        if part.part.keep:
+        if part.part.num_prefixes:
             behind = (b[0], x[0], steps[0], decay[0], part.bounds, passed[0])
             states[part.slots] = chunk_state_varlen(*behind, initial_states=initial)
 
@@ -139,7 +139,7 @@ def by_kernels(a: Tensor, d: Tensor, dt_bias: Tensor) -> RuleWay:
 
 def _initial(states: Tensor, part: DevicePart) -> Tensor:
     """The state from which each sequence starts, float32 ``[n, heads, head size, state size]``."""
-    slots = part.part.slots
+    slots = part.part.sequences.slots
     if (slots == slots[0]).all():
         return states[slots[0]].expand(len(slots), *states.shape[1:])
     return states.index_select(0, part.slots)

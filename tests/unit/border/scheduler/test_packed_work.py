@@ -10,7 +10,8 @@ from sglang_prefill_ext.border.scheduler.packed_work import PackedWork, RuntimeS
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.forward.expert_blocks import ExpertUse
 from sglang_prefill_ext.forward.graphs.plan import GraphUse
-from sglang_prefill_ext.scheduling.budget import NO_GRAPHS, ForwardBudget, GraphCost
+from sglang_prefill_ext.scheduling.budget import ForwardBudget
+from sglang_prefill_ext.scheduling.graph_room import NO_GRAPHS, GraphCost
 from sglang_prefill_ext.scheduling.policy import policy_of
 from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
 from sglang_prefill_ext.scheduling.stats import Account, ExecutionClass

@@ -173,7 +173,8 @@ def test_wrong_kernels_are_left_out_and_named(
         ("full", "disabled", None, True),
         ("disabled", "breakable", None, True),
         ("disabled", "disabled", None, False),
-        ("full", "breakable", Recurrence(4), False),
+        ("full", "breakable", Recurrence(4), True),
+        ("full", "breakable", Recurrence(4, grid=256), False),
     ],
 )
 def test_graphs_are_captured_where_sglang_captures_any(

@@ -10,17 +10,25 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from sglang_prefill_ext.forward.graphs.plan import eager_reason, pad, sizes_up_to
+from sglang_prefill_ext.forward.graphs.plan import eager_reason, pad, padded, sizes_up_to
+from sglang_prefill_ext.layout.recurrence_parts import Room
+from sglang_prefill_ext.layout.recurrence_plan import Recurrence, RecurrencePlan
 from sglang_prefill_ext.layout.tokens import ForwardLayout
-from sglang_prefill_ext.scheduling.budget import ForwardBudget, graph_holds, groups_of
+from sglang_prefill_ext.scheduling.budget import ForwardBudget
+from sglang_prefill_ext.scheduling.graph_room import (
+    ForwardSize,
+    graph_holds,
+    groups_of,
+    states_of,
+)
 from sglang_prefill_ext.scheduling.planner import ForwardPlan, plan_forward
 from sglang_prefill_ext.scheduling.split import split_request
 from tests.unit.attention.strategies import layout, layouts
 from tests.unit.scheduling.jobs import request
 
 
-def holds(size: int, forward: ForwardLayout) -> bool:
-    return graph_holds(size, forward.num_tokens, len(forward.groups))
+def holds(size: int, forward: ForwardLayout, *, carries: bool = False) -> bool:
+    return graph_holds(size, ForwardSize.of(forward), carries=carries)
 
 
 def plan(adapter: str = "") -> ForwardPlan:
@@ -92,6 +100,34 @@ def test_the_ends_of_rows_are_read_and_behind_them_something(
 )
 def test_a_size_holds_so_many_tokens_and_groups(forward: ForwardLayout, held: bool) -> None:
     assert holds(64, forward) is held
+
+
+@pytest.mark.parametrize(
+    ("forward", "held"),
+    [
+        (layout((0, 100, *[1] * 16)), True),
+        (layout((0, 100, *[1] * 17)), False),  # one row too many
+        (layout(*[(0, 1, 1)] * 4), True),
+        (layout(*[(0, 1, 1)] * 5), False),  # one prefix too many
+    ],
+)
+def test_a_size_has_so_many_states(forward: ForwardLayout, held: bool) -> None:
+    assert holds(256, forward, carries=True) is held
+    assert holds(256, forward)
+
+
+@given(layouts(max_groups=6), st.integers(1, 600))
+def test_a_graph_has_room_for_all_that_it_holds(forward: ForwardLayout, tokens: int) -> None:
+    assume(holds(tokens, forward, carries=True))
+    prefixes, rows = states_of(tokens)
+    room = Room.within(tokens, prefixes, rows + 1)
+    plan = RecurrencePlan(padded(forward, tokens, in_one_row=True), Recurrence(4), room=room)
+    ((part,),) = [each.parts for each in plan.passes]
+    assert part.tokens == slice(0, tokens)
+    assert [len(each) for each in part.host_arrays()] == [
+        *(room.prefixes + room.rows + 1, room.prefixes + room.rows),
+        *(room.chunks, room.prefixes + room.rows + 1),
+    ]
 
 
 def test_a_plain_forward_is_replayed() -> None:

@@ -1,0 +1,113 @@
+"""Which forwards graphs have room for, and what forwards cost with and without one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sglang_prefill_ext.layout.tokens import ForwardLayout
+
+
+class ForwardSize(NamedTuple):
+    """What decides whether a graph has room for a forward.
+
+    Attributes:
+        tokens, groups: of the layout.
+        prefixes: groups with a prefix.
+        rows: sequences that recurrent layers compute beside prefixes; the rows, and one for a group
+            without rows.
+    """
+
+    tokens: int
+    groups: int
+    prefixes: int
+    rows: int
+
+    @staticmethod
+    def of(layout: ForwardLayout) -> ForwardSize:
+        return ForwardSize(
+            layout.num_tokens,
+            len(layout.groups),
+            sum(group.prefix_len > 0 for group in layout.groups),
+            sum(max(group.num_rows, 1) for group in layout.groups),
+        )
+
+
+def groups_of(tokens: int) -> int:
+    """Return for how many groups a graph of so many tokens has room.
+
+    Each group may add a tile that is not full, so a graph launches tiles for that many groups.
+    Tiles that a forward leaves idle still cost time.
+    """
+    return max(1, tokens // 16)
+
+
+def states_of(tokens: int) -> tuple[int, int]:
+    """Return for how many prefixes and rows a graph has room if recurrent layers carry a state.
+
+    Each may add a chunk that is not full, and a graph launches kernels for that many chunks. Idle
+    ones cost time, and each chunk has a state: 1 MiB for 32 heads of 128 x 128 numbers. The state
+    behind a prefix is twice as large, and set to zero in every layer.
+    """
+    return min(max(4, tokens // 128), 32), min(max(4, tokens // 16), 256)
+
+
+def graph_holds(size: int, forward: ForwardSize, *, carries: bool) -> bool:
+    """Whether a graph of `size` tokens has room for a forward.
+
+    Args:
+        carries: the model has recurrent layers that carry a state.
+    """
+    prefixes, rows = states_of(size)
+    has_states = not carries or (forward.prefixes <= prefixes and forward.rows <= rows)
+    return forward.tokens <= size and forward.groups <= groups_of(size) and has_states
+
+
+@dataclass(frozen=True, slots=True)
+class GraphCost:
+    """The size of a scheduler's graphs, and the cost of eager forwards; measured at start.
+
+    Costs are in tokens that are computed in the same time. A replayed forward of ``n`` tokens costs
+    ``launch_tokens + n``. An eager forward, launched kernel by kernel, costs as much, but at least
+    the time that the host needs for its launches.
+
+    Attributes:
+        tokens: of the largest graph; 0: there is none, and no forward has a least cost.
+        eager_tokens: the cost of the shortest eager forward.
+        latents: the prefix cache keeps latents, which graphs neither read nor write.
+        carries: see `graph_holds`.
+    """
+
+    tokens: int = 0
+    eager_tokens: int = 0
+    latents: bool = False
+    carries: bool = False
+
+    def hold(self, forward: ForwardSize) -> bool:
+        """Whether the largest graph has room for a forward."""
+        return graph_holds(self.tokens, forward, carries=self.carries)
+
+    def forward(self, tokens: int, launch_tokens: int, *, eager: bool) -> int:
+        """The cost of a forward of so many tokens."""
+        cost = launch_tokens + tokens
+        return max(cost, self.eager_tokens) if eager and self.tokens else cost
+
+    def leaving_pays(self, tokens: int, launch_tokens: int) -> bool:
+        """Whether so many tokens cost less in one eager forward than in full replays.
+
+        With ``G`` tokens in the largest graph, it is true from
+        ``eager_tokens * G / (G + launch_tokens)`` tokens on, and so always from `eager_tokens` on.
+        """
+        return tokens * (self.tokens + launch_tokens) >= self.eager_tokens * self.tokens
+
+    def recomputing_pays(self, forward: ForwardSize, launch_tokens: int) -> bool:
+        """Whether a replay without the prefix cache costs less than any forward that uses it.
+
+        Args:
+            forward: with the tokens that the cache has.
+        """
+        replayed = self.latents and self.hold(forward)
+        return replayed and launch_tokens + forward.tokens < self.eager_tokens
+
+
+NO_GRAPHS = GraphCost()
