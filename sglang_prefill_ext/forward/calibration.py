@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import timeit
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,7 +22,14 @@ from sglang_prefill_ext.forward.memory import (
     free_bytes,
     peak_bytes,
 )
-from sglang_prefill_ext.forward.sample_plans import chunk_plans, sample_plan
+from sglang_prefill_ext.forward.pace import Pace, measured_pace, run
+from sglang_prefill_ext.forward.sample_plans import (
+    CHUNK_TOKENS,
+    LEAST_TOKENS,
+    ROW_TOKENS,
+    chunk_plans,
+    sample_plan,
+)
 from sglang_prefill_ext.layout.recurrence_plan import carries_states
 from sglang_prefill_ext.scheduling.budget import UNLIMITED, ForwardBudget
 from sglang_prefill_ext.scheduling.graph_room import NO_GRAPHS, GraphCost
@@ -31,16 +37,6 @@ from sglang_prefill_ext.scheduling.planner import ForwardPlan
 from sglang_prefill_ext.scheduling.prefixed_forward import Executor
 
 logger = logging.getLogger(__name__)
-
-CHUNK_TOKENS = 4096
-"""A forward with one row of so many tokens fills whole chunks of attention scores."""
-
-ROW_TOKENS = 64
-"""Tokens of a usual row without its prefix; the sample with the most rows has 32 times as many."""
-
-_LEAST_TOKENS = 128  # samples need different sizes, so they may exceed a smaller limit
-
-_TIMED_RUNS = 3
 
 MEMORY_SHARE = 0.8
 """Share of the free memory for forwards; the rest is for fragmentation and for stock batches."""
@@ -66,24 +62,6 @@ class Calibration:
     launch_tokens: int
     tokens_per_s: float
     graphs: GraphCost = NO_GRAPHS
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """The time of forwards, all eager or all replayed: a straight line through two measurements.
-
-    Attributes:
-        short_s: seconds of a forward of `ROW_TOKENS` tokens.
-        s_per_token: seconds of each further token, > 0.
-    """
-
-    short_s: float
-    s_per_token: float
-
-    @property
-    def launch_tokens(self) -> int:
-        """How many tokens take as long as a launch, which is the line's value at 0 tokens."""
-        return max(1, round(self.short_s / self.s_per_token) - ROW_TOKENS)
 
 
 def calibrate(
@@ -118,7 +96,7 @@ def calibrate(
             # Measure eager forwards first: from here on short ones are replayed.
             executor.capture_graphs(_useful(graph_tokens, eager) if useful_graphs else graph_tokens)
             largest = max(executor.graph_use.sizes, default=0)
-            if largest >= _LEAST_TOKENS:
+            if largest >= LEAST_TOKENS:
                 pace = measured_pace(executor, largest, max_tokens)
                 eager_tokens = round(eager.short_s / pace.s_per_token)
                 carries = carries_states(executor.model.recurrence)
@@ -177,41 +155,22 @@ def _largest_that_fits(
     return _largest_that_fits(executor, fewer, agree)
 
 
-def measured_pace(executor: PackedExecutor, longest: int, max_tokens: int) -> Pace:
-    """Time a short and a long forward.
-
-    Args:
-        longest: tokens of the long one, unless it is more than `CHUNK_TOKENS`.
-        max_tokens: limits the launch cost in tokens where tokens cost next to nothing.
-    """
-    tokens = max(min(CHUNK_TOKENS, longest), _LEAST_TOKENS)
-    short_s = _fastest_s(executor, sample_plan(ROW_TOKENS, 1, executor.model))
-    long_s = _fastest_s(executor, sample_plan(tokens, tokens // ROW_TOKENS, executor.model))
-    s_per_token = (long_s - short_s) / (tokens - ROW_TOKENS)
-    return Pace(short_s, max(s_per_token, short_s / (max_tokens + ROW_TOKENS)))
-
-
-def _fastest_s(executor: Executor, plan: ForwardPlan) -> float:
-    """The shortest of several times, as disturbances only make a run slower."""
-    return min(timeit.repeat(partial(_run, executor, plan), number=1, repeat=_TIMED_RUNS))
-
-
 def measured_memory(executor: PackedExecutor, max_tokens: int) -> MemoryModel:
     """Run forwards of up to `max_tokens` tokens, and fit a model to their peak memory.
 
     A read-out begins after the layers have freed their memory. So the peak of a read-out of whole
     chunks of logits, measured with few tokens, is a lower bound of the model's fixed part.
     """
-    tokens, device = max(max_tokens, _LEAST_TOKENS), executor.model.device
+    tokens, device = max(max_tokens, LEAST_TOKENS), executor.model.device
     sizes = (
         (min(CHUNK_TOKENS, tokens // 2), 1),
         (tokens, tokens // ROW_TOKENS),
         (tokens, tokens // 2),
     )
     plans = [sample_plan(*size, executor.model) for size in sizes]
-    _run(executor, plans[0])  # allocates what is kept, such as workspaces
+    run(executor, plans[0])  # allocates what is kept, such as workspaces
     samples = (
-        Sample(plan.num_tokens, plan.num_rows, peak_bytes(device, partial(_run, executor, plan)))
+        Sample(plan.num_tokens, plan.num_rows, peak_bytes(device, partial(run, executor, plan)))
         for plan in plans
     )
     fitted = fit_memory(*samples)
@@ -227,12 +186,8 @@ def measured_memory(executor: PackedExecutor, max_tokens: int) -> MemoryModel:
 def _run_if_possible(executor: Executor, plan: ForwardPlan) -> None:
     """Run a forward; if its sampler fails, only log it: requests that sample get the error."""
     try:
-        _run(executor, plan)
+        run(executor, plan)
     except torch.OutOfMemoryError:
         raise
     except Exception:
         logger.warning("Prefill-only serving: a read-out could not be measured", exc_info=True)
-
-
-def _run(executor: Executor, plan: ForwardPlan) -> None:
-    executor.launch(plan).wait()

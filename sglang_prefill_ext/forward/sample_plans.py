@@ -13,6 +13,15 @@ from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.read import Labels, Vectors
 from sglang_prefill_ext.wire.sampling import Sampling
 
+CHUNK_TOKENS = 4096
+"""A forward with one row of so many tokens fills whole chunks of attention scores."""
+
+ROW_TOKENS = 64
+"""Tokens of a usual row without its prefix; the sample with the most rows has 32 times as many."""
+
+LEAST_TOKENS = 128
+"""Of a large sample: samples need different sizes, so they may exceed a smaller limit."""
+
 
 def sample_plan(tokens: int, rows: int, model: Model) -> ForwardPlan:
     """A forward of `tokens` tokens, whose rows are read over the whole vocabulary or as vectors.

@@ -35,7 +35,7 @@ from sglang.srt.server_args import PortArgs, prepare_server_args  # noqa: E402
 from sglang_prefill_ext.border.messages import PackedRowsReq  # noqa: E402
 from sglang_prefill_ext.border.model.model_classes import encoder_traits  # noqa: E402
 from sglang_prefill_ext.border.scheduler import scheduler_hooks  # noqa: E402
-from sglang_prefill_ext.forward import calibration  # noqa: E402
+from sglang_prefill_ext.forward import pace  # noqa: E402
 from sglang_prefill_ext.forward.graphs import replay  # noqa: E402
 from sglang_prefill_ext.frontend.options import RequestOptions  # noqa: E402
 from sglang_prefill_ext.scheduling.planner import ForwardPlan  # noqa: E402
@@ -99,7 +99,7 @@ def requests(scheduler: Any, setup: Any) -> Iterator[tuple[str, PackedRows]]:
 
 def pretended_s(executor: Any, plan: ForwardPlan) -> float:
     """Run a forward, and return the time that it might take: an eager one waits for the host."""
-    calibration._run(executor, plan)
+    pace.run(executor, plan)
     replayed = plan.num_tokens <= max(executor.graph_use.sizes, default=0)
     return (2e-3 if replayed else 50e-3) + 1e-5 * plan.num_tokens
 
@@ -150,7 +150,7 @@ def report(flags: list[str], out: Path) -> None:
 def main(cases: Path, out: Path) -> None:
     load_plugins()
     import_models()
-    calibration._fastest_s, replay.sizes_up_to = pretended_s, few_sizes
+    pace._fastest_s, replay.sizes_up_to = pretended_s, few_sizes
     for name, flags in json.loads(cases.read_text()).items():
         run_in_child(name, report, flags, out / f"{name}.json")
 

@@ -11,16 +11,12 @@ import pytest
 import torch
 
 from sglang_prefill_ext.errors import ConfigError
-from sglang_prefill_ext.forward import calibration
-from sglang_prefill_ext.forward.calibration import (
-    CHUNK_TOKENS,
-    Pace,
-    calibrate,
-    measured_memory,
-    measured_pace,
-)
+from sglang_prefill_ext.forward import calibration, pace
+from sglang_prefill_ext.forward.calibration import calibrate, measured_memory
 from sglang_prefill_ext.forward.executor import PackedExecutor
 from sglang_prefill_ext.forward.memory import MemoryModel, peak_bytes
+from sglang_prefill_ext.forward.pace import Pace, measured_pace
+from sglang_prefill_ext.forward.sample_plans import CHUNK_TOKENS
 from sglang_prefill_ext.forward.upload import ForwardCompletion
 from sglang_prefill_ext.layout.recurrence_plan import Recurrence
 from sglang_prefill_ext.layout.tokens import ForwardLayout
@@ -314,7 +310,7 @@ def test_a_replay_and_an_eager_launch_have_prices_of_their_own(
         device_s = 2e-3 + 1e-5 * plan.num_tokens
         return device_s if replayed else max(12e-3, device_s)
 
-    monkeypatch.setattr(calibration, "_fastest_s", seconds)
+    monkeypatch.setattr(pace, "_fastest_s", seconds)
     measured = calibrate(NotedGraphs((2048,)), 4096, alone, graph_tokens=2048)
     assert (measured.launch_tokens, measured.graphs) == (200, GraphCost(2048, 1200))
     assert measured.tokens_per_s == pytest.approx(1e5)
@@ -340,7 +336,7 @@ def test_graphs_beyond_what_an_eager_launch_hides_are_not_captured(
     monkeypatch: pytest.MonkeyPatch, host_s: float, s_per_token: float, largest: int
 ) -> None:
     monkeypatch.setattr(
-        calibration,
+        pace,
         "_fastest_s",
         lambda _executor, plan: max(host_s, 2e-3 + s_per_token * plan.num_tokens),
     )
@@ -386,7 +382,7 @@ class Timed(IdleExecutor):
             run()
             return [now_s - begin_s]
 
-        clock.setattr(calibration, "timeit", SimpleNamespace(repeat=repeat))
+        clock.setattr(pace, "timeit", SimpleNamespace(repeat=repeat))
 
 
 @pytest.mark.parametrize(
