@@ -13,6 +13,7 @@ from sglang.kernels.ops.attention.fla.l2norm import l2norm_fwd
 from sglang.kernels.ops.attention.linear.fused_gdn_gating import fused_gdn_gating
 from torch import Tensor
 
+from sglang_prefill_ext.border.model.recurrent import kimi_delta
 from sglang_prefill_ext.layout.recurrence_parts import CHUNK
 from sglang_prefill_ext.recurrent.inputs import delta_rule_inputs
 from sglang_prefill_ext.recurrent.layers import (
@@ -32,17 +33,32 @@ def delta_inputs(layer: Any, mixed: Tensor, a: Tensor, b: Tensor) -> RecurrentIn
     """The inputs of a `RadixLinearAttention`, which carries the weights of its layer.
 
     Args:
-        mixed: ``[T, C]``, queries, keys and values; a, b: ``[T, HV]``.
+        mixed: ``[T, C]``, queries, keys and values.
+        a, b: ``[T, HV]``; of Kimi Linear, whose keys decay channel by channel, ``[1, T, H, D]`` and
+            ``[1, T, H]``.
     """
-    weights = (layer.A_log, layer.dt_bias)
     keys = (layer.num_k_heads, layer.head_k_dim)
+    if a.ndim == 4:
+        a, b = a[0], b[0]
+        of_torch, of_kernels = kimi_delta.ways(layer)
+    else:
+        of_torch, of_kernels = ways(layer)
     rule = LayerRule(
         heads=(keys, keys, (layer.num_v_heads, layer.head_v_dim)),
         state_shape=state_shape(layer),
-        torch=by_torch(partial(delta_rule_inputs, *weights)),
-        kernels=RuleWay(partial(kernel_inputs, *weights), carry),
+        torch=of_torch,
+        kernels=of_kernels,
     )
     return RecurrentInputs(mixed, layer.conv_weights, layer.bias, rule, (a, b))
+
+
+def ways(layer: Any) -> tuple[RuleWay, RuleWay]:
+    """By torch, and by kernels: the rule of a layer whose heads decay."""
+    weights = (layer.A_log, layer.dt_bias)
+    return (
+        by_torch(partial(delta_rule_inputs, *weights)),
+        RuleWay(partial(kernel_inputs, *weights), carry),
+    )
 
 
 def state_shape(layer: Any) -> tuple[int, int, int]:
