@@ -8,6 +8,7 @@ from sglang_prefill_ext.modelmaker.families import (
     MULTIPLIERS,
     SLIDING,
     STATE_SPACE,
+    WINDOW,
     Family,
     family,
 )
@@ -24,7 +25,7 @@ DENSE_THEN_SHARED = {
     "first_k_dense_replace": 1,
 }
 """A dense layer, then layers with experts and a shared one."""
-_LATENT = {
+LATENT = {
     "num_key_value_heads": 4,
     "head_dim": 16,
     "kv_lora_rank": 64,
@@ -34,7 +35,7 @@ _LATENT = {
     **DENSE_THEN_SHARED,
     "moe_layer_freq": 1,  # read by SGLang only
 }
-_DEEPSEEK_YARN = {
+DEEPSEEK_YARN = {
     "rope_parameters": {
         "rope_type": "yarn",
         "rope_theta": 10_000.0,
@@ -128,8 +129,8 @@ MIXTURES: Mapping[str, Family] = {
     # Multi-head latent attention: K/V of a token are made of a few numbers that are kept.
     "deepseek-v2": family(
         "deepseek_v2",
-        **_LATENT | {"n_shared_experts": 2},
-        **_DEEPSEEK_YARN,
+        **LATENT | {"n_shared_experts": 2},
+        **DEEPSEEK_YARN,
         q_lora_rank=None,
         n_group=1,
         topk_group=1,
@@ -137,8 +138,8 @@ MIXTURES: Mapping[str, Family] = {
     ),
     "deepseek-v3": family(
         "deepseek_v3",
-        **_LATENT,
-        **_DEEPSEEK_YARN,
+        **LATENT,
+        **DEEPSEEK_YARN,
         q_lora_rank=48,
         n_group=2,
         topk_group=1,
@@ -146,7 +147,7 @@ MIXTURES: Mapping[str, Family] = {
         topk_method="noaux_tc",
         scoring_func="sigmoid",
     ),
-    "glm4-moe-lite": family("glm4_moe_lite", **_LATENT, q_lora_rank=48, rms_norm_eps=1e-6),
+    "glm4-moe-lite": family("glm4_moe_lite", **LATENT, q_lora_rank=48, rms_norm_eps=1e-6),
     # SGLang has no class of its own for it, and runs that of Transformers.
     "dots1": family(
         "dots1",
@@ -202,6 +203,67 @@ MIXTURES: Mapping[str, Family] = {
         # SGLang reads these two, and with a pattern wants attention of a GPU.
         is_moe_layer=[False, True],
         sliding_window_pattern=None,
+    ),
+    # Two attentions and two MLPs in a layer, beside its experts, of which some do nothing.
+    "longcat": family(
+        "longcat_flash",
+        **{name: LATENT[name] for name in LATENT if name not in DENSE_THEN_SHARED}
+        | {"kv_lora_rank": 128},
+        num_layers=2,
+        hidden_size=256,  # SGLang's kernel for the latter computes multiples of 256
+        q_lora_rank=128,
+        ffn_hidden_size=256,
+        n_routed_experts=4,
+        zero_expert_num=2,
+        moe_topk=3,
+        expert_ffn_hidden_size=128,
+        routed_scaling_factor=1.0,  # SGLang 0.5.23 leaves it out for experts that do nothing
+    ),
+    # Keys of the first layer decay channel by channel; latent attention of the second has no
+    # positions.
+    "kimi-linear": family(
+        "kimi_linear",
+        **LATENT,
+        layer_types=["linear_attention", "full_attention"],
+        mlp_layer_types=["dense", "sparse"],
+        linear_head_dim=32,
+        linear_num_heads=2,
+        num_experts=4,
+        routed_scaling_factor=1.0,  # SGLang 0.5.23 leaves it out on a CPU
+        # The rest is read by SGLang only.
+        linear_attn_config={
+            "kda_layers": [1],
+            "full_attn_layers": [2],
+            "head_dim": 32,
+            "num_heads": 2,
+            "short_conv_kernel_size": 4,
+        },
+        mla_use_nope=True,
+    ),
+    # Values are narrower than keys; layers with a window have sinks and more heads of keys.
+    "mimo-v2": family(
+        "mimo_v2_flash",
+        **{name: DENSE_THEN_SHARED[name] for name in ("n_routed_experts", "num_experts_per_tok")},
+        **_DENSE_THEN_SPARSE,
+        layer_types=["full_attention", "sliding_attention"],
+        sliding_window=WINDOW,
+        moe_intermediate_size=128,
+        v_head_dim=24,
+        # The rest is read by SGLang only.
+        hybrid_layer_pattern=[0, 1],
+        moe_layer_freq=[0, 1],
+        swa_num_attention_heads=4,
+        swa_num_key_value_heads=4,
+        swa_head_dim=32,
+        swa_v_head_dim=24,
+        sliding_window_size=WINDOW,
+        add_swa_attention_sink_bias=True,
+        layernorm_epsilon=1e-5,
+        topk_method="noaux_tc",
+        scoring_func="sigmoid",
+        rope_theta=5_000_000.0,
+        swa_rope_theta=10_000.0,
+        partial_rotary_factor=0.334,
     ),
     # AFMoE is Trinity. Gated attention; the second layer has no positions.
     "afmoe": family(

@@ -79,6 +79,8 @@ def _shape(
 def _multimodal(kind: Multimodal, *, reranker: bool = False) -> Preset:
     text = {"text_config": _shape(**kind.text)}
     shape = {"tie_word_embeddings": False, **text, **kind.rest}
+    if kind.model_type == "qwen3_omni_moe":  # without the part that speaks
+        shape = {"thinker_config": shape, "enable_audio_output": False}
     return Preset(kind.model_type, shape, images=True, reranker=reranker)
 
 
