@@ -29,6 +29,7 @@ FLAGS: dict[str, tuple[str, ...]] = {
     "gemma2": (),
     "olmoe": ("--prefill-only-moe-source", "device"),
     "deepseek-v2": (),
+    "llama4": (),
     "qwen3-next": (),
     "granite4": (),
     "falcon-h1": (),  # its head is float32
@@ -41,6 +42,7 @@ USES = dict.fromkeys(FLAGS, REPLAYED) | {
     "tiny torch": {"no_graphs"},
     "tiny fp8": {"graph", "held_prefix", "kept_prefix", "overrides"},
     "deepseek-v2": {"graph", "held_prefix", "kept_prefix", "overrides"},
+    "llama4": {"graph", "held_prefix", "kept_prefix", "overrides", "too_large"},
     "qwen3-next": set(),
     "granite4": set(),
     "falcon-h1": set(),
@@ -128,5 +130,5 @@ def test_blocks_of_experts_are_chosen(reports: dict[str, Any]) -> None:
 
 def test_prefixes_are_cached(reports: dict[str, Any]) -> None:
     shared = {name for name, report in reports.items() if report["cached_tokens"]}
-    alone = {"tiny fp8", "qwen3-next", "granite4", "falcon-h1", "bert-reranker"}
+    alone = {"tiny fp8", "llama4", "qwen3-next", "granite4", "falcon-h1", "bert-reranker"}
     assert shared == set(FLAGS) - alone

@@ -29,9 +29,6 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from sglang.benchmark import one_batch  # noqa: E402
-from sglang.srt.layers.attention.linear.kda_backend import KDAAttnBackend  # noqa: E402
-from sglang.srt.layers.layernorm import Gemma4RMSNorm  # noqa: E402
-from sglang.srt.layers.moe import fused_moe_native  # noqa: E402
 from sglang.srt.layers.radix_attention import AttentionType  # noqa: E402
 from sglang.srt.layers.rotary_embedding.rope_variant import (  # noqa: E402
     Phi3LongRoPEScaledRotaryEmbedding,
@@ -40,7 +37,7 @@ from sglang.srt.managers.schedule_batch import Req  # noqa: E402
 from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, MLATokenToKVPool  # noqa: E402
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool  # noqa: E402
 from sglang.srt.model_executor.model_runner import ModelRunner  # noqa: E402
-from sglang.srt.models import afmoe, ernie4, llama4, minimax_m2, nemotron_h, qwen3_next  # noqa: E402
+from sglang.srt.models import qwen3_next  # noqa: E402
 from sglang.srt.runtime_context import SpawnRanks, publish  # noqa: E402
 from sglang.srt.sampling.sampling_params import SamplingParams  # noqa: E402
 from sglang.srt.server_args import PortArgs, prepare_server_args  # noqa: E402
@@ -52,8 +49,6 @@ from transformers import (  # noqa: E402
     AutoModelForSequenceClassification,
 )
 
-from sglang_prefill_ext.border import patches  # noqa: E402
-from sglang_prefill_ext.border.cpu.state_pool import carried_over_pool  # noqa: E402
 from sglang_prefill_ext.border.model.capability import attention_layers, declined_reason, text_part  # noqa: E402
 from sglang_prefill_ext.border.model.decoder_model import SglangModel  # noqa: E402
 from sglang_prefill_ext.border.model.model_classes import (  # noqa: E402
@@ -61,7 +56,6 @@ from sglang_prefill_ext.border.model.model_classes import (  # noqa: E402
     POSITIONS_FROM_1,
     VECTOR_ARCHITECTURES,
 )
-from sglang_prefill_ext.border.model.recurrent.delta_rule import delta_inputs  # noqa: E402
 from sglang_prefill_ext.border.model.vector_models import SglangVectorModel  # noqa: E402
 from sglang_prefill_ext.errors import PackedForwardError  # noqa: E402
 from sglang_prefill_ext.forward.executor import PackedExecutor  # noqa: E402
@@ -73,7 +67,6 @@ from sglang_prefill_ext.forward.kv_pool import (  # noqa: E402
 from sglang_prefill_ext.frontend.pack import pack_token_ids  # noqa: E402
 from sglang_prefill_ext.frontend.score.score_call import pack_labels  # noqa: E402
 from sglang_prefill_ext.modelmaker.weights import make_reward_model  # noqa: E402
-from sglang_prefill_ext.patching.spec import Group  # noqa: E402
 from sglang_prefill_ext.scheduling.budget import ForwardBudget  # noqa: E402
 from sglang_prefill_ext.scheduling.job import Job  # noqa: E402
 from sglang_prefill_ext.scheduling.prefixed_forward import PrefixedForward  # noqa: E402
@@ -83,6 +76,7 @@ from sglang_prefill_ext.wire.packed import PackedRows  # noqa: E402
 from sglang_prefill_ext.wire.read import Vectors  # noqa: E402
 from tests.integration.programs.children import import_models, run_in_child  # noqa: E402
 from tests.integration.programs.encoder_report import encoder_report  # noqa: E402
+from tests.integration.programs.stand_ins import without_a_gpu  # noqa: E402
 from tests.unit.wire.strategies import labels_by_read  # noqa: E402
 
 VOCABULARY = 8_000
@@ -122,8 +116,6 @@ OWN_CONFIGURATION: dict[str, dict[str, Any]] = {
 """What the configuration class of a model's makers, which SGLang uses, lacks."""
 ONE_TOKEN_LONGER = {"cohere2", "cohere2_moe", "exaone_moe", "mimo_v2_flash", "step3p5"}
 """Models whose window SGLang 0.5.23 takes as the number of tokens before a token, not with it."""
-native_experts = fused_moe_native.moe_forward_native
-"""SGLang's own experts on a CPU, all of which have a gate."""
 UNSUPPORTED_LAYERS = {
     "logit_soft_cap": {"logit_cap": 50.0, "logit_capping_method": "other"},
     "cross_attention": {"attn_type": AttentionType.ENCODER_ONLY},
@@ -419,99 +411,6 @@ def vector_model(directory: str) -> Callable[[list[int]], torch.Tensor]:
         kind = AutoModelForSequenceClassification
         reference = kind.from_pretrained(directory, **EXACT).eval()
     return lambda prompt: reference(torch.tensor([prompt])).logits[0]
-
-
-def experts_in_torch(
-    hidden: torch.Tensor,
-    w1: torch.Tensor,
-    w2: torch.Tensor,
-    topk_output: Any,
-    moe_runner_config: Any,
-) -> torch.Tensor:
-    """Stands in for SGLang's `fused_moe`, which needs a GPU."""
-    out = torch.zeros_like(hidden)
-    for expert, (up, down) in enumerate(zip(w1, w2, strict=True)):
-        tokens, places = torch.where(topk_output.topk_ids == expert)
-        made = activated(hidden[tokens] @ up.T, moe_runner_config.activation) @ down.T
-        out.index_add_(0, tokens, made * topk_output.topk_weights[tokens, places, None])
-    return out * (moe_runner_config.routed_scaling_factor or 1.0)
-
-
-def activated(made: torch.Tensor, activation: str) -> torch.Tensor:
-    """Of an expert; all but those with `relu2` have a gate, which comes first."""
-    if activation == "relu2":
-        return made.relu().square()
-    gate, up = made.chunk(2, dim=-1)
-    return torch.nn.functional.silu(gate) * up
-
-
-def all_experts_in_torch(
-    layer: Any, hidden: torch.Tensor, topk_output: Any, moe_runner_config: Any
-) -> torch.Tensor:
-    """Stands in for experts that SGLang computes only on a GPU.
-
-    They have no gate, or weights on their inputs, or a token has one of them twice.
-    """
-    chosen = topk_output.topk_ids.sort(dim=-1).values
-    if moe_runner_config.activation == "relu2" or not chosen.diff(dim=-1).all():
-        weights = (layer.w13_weight, layer.w2_weight)
-        return experts_in_torch(hidden, *weights, topk_output, moe_runner_config)
-    if moe_runner_config.apply_router_weight_on_input:  # of one expert
-        hidden = hidden * topk_output.topk_weights
-        ones = torch.ones_like(topk_output.topk_weights)
-        topk_output = topk_output._replace(topk_weights=ones)
-        moe_runner_config = replace(moe_runner_config, apply_router_weight_on_input=False)
-    return native_experts(layer, hidden, topk_output, moe_runner_config)
-
-
-def channels_in_torch(
-    backend: Any,
-    layer: Any,
-    forward_batch: Any,
-    mixed_qkv: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    **_flags: Any,
-) -> torch.Tensor:
-    """Stands in for Kimi's delta attention over SGLang's pool, whose kernels need a GPU."""
-    pool = backend.req_to_token_pool.mamba2_layer_cache(layer.layer_id)
-    cache = SimpleNamespace(conv=[pool.conv[0].transpose(1, 2)], temporal=pool.temporal)
-    slots, lens = backend.forward_metadata.mamba_cache_indices, forward_batch.extend_seq_lens_cpu
-    inputs, begins = delta_inputs(layer, mixed_qkv, a, b), forward_batch.extend_prefix_lens == 0
-    return carried_over_pool(inputs, cache, slots, lens, begins)[None]
-
-
-def norms_in_torch(
-    norms: Any, q: torch.Tensor, k: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """SGLang's own norms of MiniMax M2, one after the other; its kernel for both needs a GPU."""
-    return norms._q_norm(q), norms._k_norm(k)
-
-
-def product_in_float32(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
-    """Stands in for a product whose result has another dtype, which only a GPU computes."""
-    return a.to(out_dtype) @ b.to(out_dtype)
-
-
-def scaled_norm(norm: Any, x: torch.Tensor) -> torch.Tensor:
-    """As on a GPU; on a CPU, SGLang leaves out the scale of Gemma 4's router."""
-    return (norm._norm(x.float()) * norm.weight.float()).type_as(x)
-
-
-def without_a_gpu() -> None:
-    """Change SGLang's models that would fail without a GPU, so that they run."""
-    ernie4._is_cpu = True  # as on SGLang's own CPU platform; otherwise its router fails
-    afmoe.fused_moe = experts_in_torch
-    minimax_m2.MiniMaxM2QKRMSNorm._forward_naive = norms_in_torch
-    fused_moe_native.moe_forward_native = all_experts_in_torch
-    # On a CPU, Llama 4 would leave out positions and round to bfloat16.
-    llama4._is_cuda = llama4._is_npu = True
-    llama4.Llama4MoE._forward_core_shared_routed_overlap = llama4.Llama4MoE._forward_core_normal
-    torch._dynamo.config.disable = True
-    nemotron_h.torch = SimpleNamespace(**vars(torch) | {"mm": product_in_float32})
-    Gemma4RMSNorm.forward_native = scaled_norm
-    KDAAttnBackend.forward_extend = channels_in_torch
-    patches.apply([Group.CPU, Group.SCHEDULER])
 
 
 def report(directory: str, dtype: str, out: Path) -> None:
