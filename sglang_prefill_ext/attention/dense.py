@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property, partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -60,45 +61,55 @@ def readout_attention(layout: ForwardLayout, device: torch.device) -> DenseCalls
 
 def windowed_attention(
     layout: ForwardLayout,
-    window: int,
+    limits: Limits,
     device: torch.device,
     queries: NDArray[np.int64] | None = None,
 ) -> DenseCalls:
-    """Plan attention with a window.
+    """Plan attention with a window, or within chunks.
 
     Args:
-        window: how many tokens before itself a query sees.
         queries: int64 `[Q]`, ascending: the tokens that are queries; None: all.
     """
-    calls = [
-        _window_call(batch, window, device) for batch in plan_windowed(layout, window, queries)
-    ]
+    planned = plan_windowed(layout, limits.window, queries, chunk=limits.chunk)
+    calls = [_window_call(batch, device) for batch in planned]
     num_queries = layout.num_tokens if queries is None else queries.size
     return DenseCalls(layout, num_queries, calls, copied_groups=range(len(layout.groups)))
 
 
-def _window_call(batch: WindowBatch, window: int, device: torch.device) -> DenseCall:
-    query_position = torch.from_numpy(batch.query_position).to(device)[:, :, None]
+def _window_call(batch: WindowBatch, device: torch.device) -> DenseCall:
+    first, last = (
+        torch.from_numpy(positions).to(device)[:, :, None]
+        for positions in (batch.first_position, batch.query_position)
+    )
     key_position = torch.from_numpy(batch.key_position).to(device)[:, None, :]
-    mask = partial(_window_mask, query_position, key_position, window)
+    mask = partial(_window_mask, first, last, key_position)
     return DenseCall(batch.query_index, batch.key_index, device, mask=mask)
 
 
-def _window_mask(query_position: Tensor, key_position: Tensor, window: int) -> Tensor:
+def _window_mask(first: Tensor, last: Tensor, key_position: Tensor) -> Tensor:
     """Float32 `[B, M, K]`; made anew in every layer, as all masks together would take too much
     memory."""
-    distance = query_position - key_position
-    hidden = (distance < 0) | (distance > window)
+    hidden = (key_position < first) | (key_position > last)
     return torch.zeros_like(hidden, dtype=torch.float32).masked_fill_(hidden, -torch.inf)
 
 
+class Limits(NamedTuple):
+    """Which tokens before itself a query sees, see `LayerInputs`; the defaults are all."""
+
+    window: int | None = None
+    chunk: int = 0
+
+
+_UNLIMITED = Limits()
+
+
 class DenseAttention:
-    """Attention of one layout for all layers; each window is planned by the first layer with it."""
+    """Attention of one layout for all layers; the first layer with some limits plans for them."""
 
     def __init__(self, layout: ForwardLayout, device: torch.device) -> None:
         self._layout = layout
         self._device = device
-        self._plans: dict[int | None, DenseCalls] = {}
+        self._plans: dict[Limits, DenseCalls] = {}
         self._page_table: Tensor | None = None
 
     def host_arrays(self) -> Sequence[NDArray[np.int32]]:
@@ -112,33 +123,34 @@ class DenseAttention:
     def forward(self, inputs: LayerInputs, cached: HeldKV | None) -> Tensor:
         """See `layers.Attention.forward`."""
         held = gather_held(self._layout, cached, self._page_table)
-        window = self._effective(inputs.window)
-        if window not in self._plans:
-            self._plans[window] = (
+        limits = self._limits_of(inputs)
+        if limits not in self._plans:
+            self._plans[limits] = (
                 packed_attention(self._layout, self._device)
-                if window is None
-                else windowed_attention(self._layout, window, self._device)
+                if limits == _UNLIMITED
+                else windowed_attention(self._layout, limits, self._device)
             )
-        return self._plans[window].forward(inputs, held)
+        return self._plans[limits].forward(inputs, held)
 
     def read(self, inputs: LayerInputs, cached: HeldKV | None) -> Tensor:
         """See `layers.Attention.read`."""
         if not self._layout.num_rows:
             return inputs.q.new_zeros(*inputs.q.shape[:2], inputs.v.shape[2])
         held = gather_held(self._layout, cached, self._page_table)
-        window = self._effective(inputs.window)
+        limits = self._limits_of(inputs)
         attention = (
             readout_attention(self._layout, self._device)
-            if window is None
-            else windowed_attention(self._layout, window, self._device, self._layout.row_ends)
+            if limits == _UNLIMITED
+            else windowed_attention(self._layout, limits, self._device, self._layout.row_ends)
         )
         return attention.forward(inputs, held)
 
-    def _effective(self, window: int | None) -> int | None:
-        """The window, or None if it hides no token of any prompt."""
-        if window is None:
-            return None
-        return window if window < self._last_position else None
+    def _limits_of(self, inputs: LayerInputs) -> Limits:
+        """Those that hide a token of some prompt."""
+        window, last = inputs.window, self._last_position
+        if window is not None and window >= last:
+            window = None
+        return Limits(window, inputs.chunk if inputs.chunk <= last else 0)
 
     @cached_property
     def _last_position(self) -> int:

@@ -1,4 +1,4 @@
-"""The heads of a layer. Pure."""
+"""The heads of a layer, and which tokens they see. Pure."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """Heads of a layer on this rank."""
+    """Heads of a layer on this rank.
+
+    `chunk`: see `LayerInputs`.
+    """
 
     num_heads: int
     num_key_heads: int
     head_dim: int
     value_dim: int
+    chunk: int = 0
 
     @property
     def group_size(self) -> int:

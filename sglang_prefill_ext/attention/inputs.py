@@ -63,6 +63,8 @@ class LayerInputs:
             Hugging Face's ``sliding_window`` counts the query's own token, too.
         sinks: ``[H]``, any floating dtype: one more score per head in the denominator of the
             softmax, as in gpt-oss; None: no sinks.
+        chunk: prompts are divided into chunks of so many tokens, and a query sees its own one only,
+            as in Llama 4; 0: no chunks.
         latents: of which `k` and `v` were made; None: the layer has no latent attention.
     """
 
@@ -73,16 +75,19 @@ class LayerInputs:
     soft_cap: float = 0.0
     window: int | None = None
     sinks: Tensor | None = None
+    chunk: int = 0
     latents: Latents | None = None
 
     @property
     def is_plain(self) -> bool:
-        return not self.soft_cap and self.window is None and self.sinks is None
+        no_limit = self.window is None and not self.chunk
+        return no_limit and not self.soft_cap and self.sinks is None
 
     @property
     def heads(self) -> HeadShape:
         """The shape of the layer's heads."""
-        return HeadShape(self.q.shape[1], self.k.shape[1], self.q.shape[2], self.v.shape[2])
+        dims = self.q.shape[2], self.v.shape[2]
+        return HeadShape(self.q.shape[1], self.k.shape[1], *dims, self.chunk)
 
 
 Held: TypeAlias = Sequence[HeldKV | None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from itertools import chain, islice
 
@@ -65,7 +66,7 @@ class KernelAttention:
         def plans_for(shape: HeadShape) -> list[KernelPlan]:
             sizes = (shape.group_size, shape.largest_dim, dtype, device)
             own = fused.block_tokens(*sizes)
-            plan = partial(plan_tiles, layout, key_heads=shape.num_key_heads)
+            plan = partial(plan_tiles, layout, key_heads=shape.num_key_heads, chunk=shape.chunk)
             plans = [plan(block_tokens=own, programs=few)]
             if self._merges:
                 large = fused.block_tokens(*sizes, fused.KeyParts.PREFIX)
@@ -75,7 +76,8 @@ class KernelAttention:
             ends = layout.last_layer_queries()
             return [*plans, plan(block_tokens=own, programs=programs, queries=ends)]
 
-        self._plans = {shape: plans_for(shape) for shape in shapes}
+        self._alike = {shape: _without_idle_chunk(shape, layout) for shape in shapes}
+        self._plans = {shape: plans_for(shape) for shape in dict.fromkeys(self._alike.values())}
         self._tiles: dict[HeadShape, list[fused.TilePlan]] = {}
         self._only: list[fused.TilePlan] | None = None  # of a model whose layers' heads are alike
         self._page_table: Tensor | None = None
@@ -90,18 +92,19 @@ class KernelAttention:
         """See `layers.Attention.bind`."""
         self._page_table = page_table
         left = iter(arrays)
-        self._tiles = {
+        planned = {
             shape: [_device_plan(plan, islice(left, 3)) for plan in plans]
             for shape, plans in self._plans.items()
         }
-        if len(self._tiles) == 1:
-            (self._only,) = self._tiles.values()
+        self._tiles = {shape: planned[alike] for shape, alike in self._alike.items()}
+        if len(planned) == 1:
+            (self._only,) = planned.values()
         if self._library:
             self._library.bind([*left], page_table)
 
     def forward(self, inputs: LayerInputs, cached: HeldKV | None) -> Tensor:
         """See `layers.Attention.forward`."""
-        if inputs.window is not None:
+        if inputs.window is not None or inputs.chunk:
             self._layout.require_causal_window()
         tiles = self._only or self._tiles[inputs.heads]
         if self._library and inputs.is_plain:
@@ -126,6 +129,12 @@ class KernelAttention:
         if cached is None or self._page_table is None:
             return None
         return fused.CachedKV(*cached, self._page_table)
+
+
+def _without_idle_chunk(shape: HeadShape, layout: ForwardLayout) -> HeadShape:
+    """The shape, without chunks if each prompt of the layout lies in its first one."""
+    idle = shape.chunk and shape.chunk > layout.positions().max()
+    return replace(shape, chunk=0) if idle else shape
 
 
 @cache

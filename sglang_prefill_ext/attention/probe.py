@@ -89,7 +89,7 @@ def _attention_error(
     dense = DenseAttention(layout, device)
     dense.bind((), page_table)
     q, k, v, scale = inputs.q, inputs.k, inputs.v, inputs.scale
-    exact = LayerInputs(q.float(), k.float(), v.float(), scale)
+    exact = LayerInputs(q.float(), k.float(), v.float(), scale, chunk=shape.chunk)
     with _exact_products():
         wanted = dense.forward(exact, (cached[0].float(), cached[1].float()))
     out = kernels.forward(inputs, cached)
@@ -136,7 +136,8 @@ def _inputs(
     q = draw(layout.num_tokens, shape.num_heads, shape.head_dim)
     num_held = sum(group.held for group in layout.groups)
     slots = torch.randperm(2 * num_held, generator=generator)[:num_held].to(device, torch.int32)
-    inputs = LayerInputs(q, *keys_values(layout.num_tokens), shape.head_dim**-0.5)
+    scale, kv = shape.head_dim**-0.5, keys_values(layout.num_tokens)
+    inputs = LayerInputs(q, *kv, scale, chunk=shape.chunk)
     return inputs, keys_values(2 * num_held), slots if num_held else None
 
 

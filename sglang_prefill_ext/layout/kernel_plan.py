@@ -58,6 +58,7 @@ def plan_tiles(
     queries: NDArray[np.int64] | None = None,
     programs: int = 0,
     key_heads: int = 1,
+    chunk: int = 0,
 ) -> KernelPlan:
     """Divide the queries of a forward into tiles; linear in its tokens.
 
@@ -69,6 +70,7 @@ def plan_tiles(
             of the device would be idle, keys of long prefixes are divided among more tiles. 0:
             keys are never divided.
         key_heads: number of key heads; the kernel runs one program per tile and key head.
+        chunk: see `LayerInputs`; a tile never crosses the border of a chunk.
     """
     held = np.array([group.held for group in layout.groups], dtype=np.int64)
     fresh = np.array([group.fresh for group in layout.groups], dtype=np.int64)
@@ -82,22 +84,32 @@ def plan_tiles(
     else:
         section, segment_start = section[queries], segment_start[queries]
         last_key = last_key[queries]
+    unseen, alike = np.zeros_like(queries), section
+    if chunk:
+        unseen = layout.chunk_starts(chunk)[queries]
+        segment_start = np.maximum(segment_start, queries - layout.positions()[queries] + unseen)
+        alike = section + unseen * starts.size
 
-    first, stop = _cut(section, queries - starts[section], block_tokens)
+    first, stop = _cut(alike, queries - starts[section], block_tokens)
     group, in_rows = np.divmod(section[first], 2)
-    page_offsets = np.cumsum(held) - held
-    fresh_start = group_starts[group] * in_rows
-    fresh_len = fresh[group] * in_rows
+    unseen_held = np.minimum(unseen[first], held[group])
+    unseen_fresh = np.minimum(unseen[first] - unseen_held, fresh[group])
+    page_offset, cached_len = (
+        (np.cumsum(held) - held)[group] + unseen_held,
+        held[group] - unseen_held,
+    )
+    fresh_start = (group_starts[group] + unseen_fresh) * in_rows
+    fresh_len = (fresh[group] - unseen_fresh) * in_rows
     own_start, own_stop = segment_start[first], last_key[stop - 1] + 1
     whole = np.zeros_like(first)
     tiles = np.stack(
         [
             *(first, stop, fresh_start, fresh_start + fresh_len, own_start, own_stop),
-            *(page_offsets[group], held[group], whole, whole),
+            *(page_offset, cached_len, whole, whole),
         ],
         axis=1,
     )
-    seen = int(((held[group] + fresh_len) * (stop - first)).sum()) // max(1, len(queries))
+    seen = int(((cached_len + fresh_len) * (stop - first)).sum()) // max(1, len(queries))
     parts = parts_of_keys(len(tiles) * key_heads, seen, programs)
     if parts > 1:
         tiles = _divided(tiles, parts)
@@ -178,7 +190,7 @@ def _cut(
     """Number of the first query of each tile, and of the one after its last.
 
     Args:
-        section: `[Q]`, ascending: the section of each query.
+        section: `[Q]`: the section of each query, and its chunk; no tile has several.
         offset: `[Q]`: index of each query's token within its section.
     """
     window = offset // (SPAN_BLOCKS * block_tokens)

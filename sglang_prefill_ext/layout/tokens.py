@@ -188,6 +188,14 @@ class ForwardLayout:
         lens = self._segment_lens()
         return np.arange(self.num_tokens) + np.repeat(first - _starts(lens), lens)
 
+    def chunk_starts(self, chunk: int) -> NDArray[np.int64]:
+        """int64 `[T]`: position of the first token of each token's chunk.
+
+        Args:
+            chunk: tokens of a chunk, >= 1; the first one begins with the prompt.
+        """
+        return self.positions() // chunk * chunk
+
     def segment_starts(self) -> NDArray[np.int64]:
         """int64 `[T]`: flat index of the first token of each token's segment."""
         lens = self._segment_lens()

@@ -1,7 +1,7 @@
-"""Plan attention with a sliding window as dense calls, by index arrays. Pure numpy.
+"""Plan attention with a sliding window or chunks as dense calls, by index arrays. Pure numpy.
 
 A *tile* is a run of neighbouring queries of one row or fresh prefix. Its keys are the tokens of the
-prompt from the start of the first query's window to the last query. They may lie in held prefix,
+prompt from the first one that the first query sees to the last query. They may lie in held prefix,
 fresh prefix and row, and are copied next to each other. So a tile has all keys of its queries, and
 no partial results have to be merged.
 """
@@ -37,6 +37,8 @@ class WindowBatch:
     """`[B, M]` number of each query among those that were planned; padding repeats the last one."""
     query_position: NDArray[np.int64]
     """`[B, M]` position of each query in its prompt."""
+    first_position: NDArray[np.int64]
+    """`[B, M]` position of the first key that each query sees."""
     key_index: NDArray[np.int64]
     """`[B, K]` number of each key; padding repeats the tile's last one."""
     key_position: NDArray[np.int64]
@@ -46,16 +48,22 @@ class WindowBatch:
 class _Tile(NamedTuple):
     queries: NDArray[np.int64]
     query_position: NDArray[np.int64]
+    first_position: NDArray[np.int64]
     keys: NDArray[np.int64]
     key_position: NDArray[np.int64]
 
 
 def plan_windowed(
-    layout: ForwardLayout, window: int, queries: NDArray[np.int64] | None = None
+    layout: ForwardLayout,
+    window: int | None,
+    queries: NDArray[np.int64] | None = None,
+    *,
+    chunk: int = 0,
 ) -> tuple[WindowBatch, ...]:
     """Cut attention into dense calls; a query sees itself and `window` tokens before it.
 
     Args:
+        window, chunk: see `LayerInputs`.
         queries: int64 `[Q]`, strictly ascending: the tokens that are queries; None: all.
 
     Raises:
@@ -64,10 +72,17 @@ def plan_windowed(
     layout.require_causal_window()
     if queries is None:
         queries = np.arange(layout.num_tokens)
-    return tuple(_batch(tiles) for tiles in _calls(_tiles(layout, window, queries)))
+    first_seen = np.zeros(layout.num_tokens, np.int64)
+    if window is not None:
+        first_seen = np.maximum(layout.positions() - window, 0)
+    if chunk:
+        first_seen = np.maximum(first_seen, layout.chunk_starts(chunk))
+    return tuple(_batch(tiles) for tiles in _calls(_tiles(layout, first_seen, queries)))
 
 
-def _tiles(layout: ForwardLayout, window: int, queries: NDArray[np.int64]) -> Iterator[_Tile]:
+def _tiles(
+    layout: ForwardLayout, first_seen: NDArray[np.int64], queries: NDArray[np.int64]
+) -> Iterator[_Tile]:
     starts, positions = layout.segment_starts(), layout.positions()
     group_starts = layout.group_starts
     held = np.array([group.held for group in layout.groups])
@@ -79,9 +94,8 @@ def _tiles(layout: ForwardLayout, window: int, queries: NDArray[np.int64]) -> It
     numbers = np.arange(queries.size)
     for tile in np.split(numbers, np.flatnonzero(changes) + 1):
         tokens, group = queries[tile], group_of[tile[0]]
-        query_position = positions[tokens]
-        first = max(0, query_position[0] - window)
-        key_position = np.arange(first, query_position[-1] + 1)
+        query_position, first_position = positions[tokens], first_seen[tokens]
+        key_position = np.arange(first_position[0], query_position[-1] + 1)
         segment = starts[tokens[0]]
         keys = np.select(
             [key_position < held[group], key_position < positions[segment]],
@@ -91,7 +105,7 @@ def _tiles(layout: ForwardLayout, window: int, queries: NDArray[np.int64]) -> It
             ],
             segment + key_position - positions[segment],
         )
-        yield _Tile(tile, query_position, keys, key_position)
+        yield _Tile(tile, query_position, first_position, keys, key_position)
 
 
 def _calls(tiles: Iterator[_Tile]) -> Iterator[list[_Tile]]:
@@ -117,14 +131,18 @@ def _batch(tiles: Sequence[_Tile]) -> WindowBatch:
     queries = max(tile.queries.size for tile in tiles)
     keys = max(tile.keys.size for tile in tiles)
     return WindowBatch(
-        np.stack([_padded(tile.queries, queries, tile.queries[-1]) for tile in tiles]),
-        np.stack(
-            [_padded(tile.query_position, queries, tile.query_position[-1]) for tile in tiles]
-        ),
-        np.stack([_padded(tile.keys, keys, tile.keys[-1]) for tile in tiles]),
-        np.stack([_padded(tile.key_position, keys, NEVER) for tile in tiles]),
+        _padded([tile.queries for tile in tiles], queries),
+        _padded([tile.query_position for tile in tiles], queries),
+        _padded([tile.first_position for tile in tiles], queries),
+        _padded([tile.keys for tile in tiles], keys),
+        _padded([tile.key_position for tile in tiles], keys, NEVER),
     )
 
 
-def _padded(values: NDArray[np.int64], size: int, padding: int) -> NDArray[np.int64]:
-    return np.pad(values, (0, size - values.size), constant_values=padding)
+def _padded(
+    rows: Sequence[NDArray[np.int64]], size: int, padding: int | None = None
+) -> NDArray[np.int64]:
+    """`[rows, size]`; padding repeats the last value of each row unless it is given."""
+    ends = (row[-1] if padding is None else padding for row in rows)
+    pairs = zip(rows, ends, strict=True)
+    return np.stack([np.pad(row, (0, size - row.size), constant_values=end) for row, end in pairs])

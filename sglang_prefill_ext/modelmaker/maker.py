@@ -95,7 +95,7 @@ def _build(preset: Preset, directory: Path, seed: int, progress: Callable[[str],
     if preset.weights == "trained":
         ranker.train(model, tokenizer, seed, progress=progress)
     progress(f"writing {model.num_parameters():,} parameters")
-    weights.save_model(model, directory)
+    weights.save_model(model, preset, directory)
     tokenizer.save_pretrained(directory, save_jinja_files=False)
     if preset.images:
         from sglang_prefill_ext.modelmaker.image_processor import save_processor

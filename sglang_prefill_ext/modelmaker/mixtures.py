@@ -8,44 +8,16 @@ from sglang_prefill_ext.modelmaker.families import (
     MULTIPLIERS,
     SLIDING,
     STATE_SPACE,
+    WINDOW,
     Family,
     family,
 )
+from sglang_prefill_ext.modelmaker.latent import DENSE_THEN_SHARED, LATENT_MIXTURES
 
 _TWO_OF_FOUR = {"num_local_experts": 4, "num_experts_per_tok": 2}
 _NARROW_TWO_OF_FOUR = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
 _GATED_SHARED = {"shared_expert_intermediate_size": 192, "norm_topk_prob": True}
 _DENSE_THEN_SPARSE = {"mlp_layer_types": ["dense", "sparse"]}
-DENSE_THEN_SHARED = {
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "n_shared_experts": 1,
-    "moe_intermediate_size": 128,
-    "first_k_dense_replace": 1,
-}
-"""A dense layer, then layers with experts and a shared one."""
-_LATENT = {
-    "num_key_value_heads": 4,
-    "head_dim": 16,
-    "kv_lora_rank": 64,
-    "qk_nope_head_dim": 32,
-    "qk_rope_head_dim": 16,
-    "v_head_dim": 24,
-    **DENSE_THEN_SHARED,
-    "moe_layer_freq": 1,  # read by SGLang only
-}
-_DEEPSEEK_YARN = {
-    "rope_parameters": {
-        "rope_type": "yarn",
-        "rope_theta": 10_000.0,
-        "factor": 8.0,
-        "original_max_position_embeddings": 4096,
-        "beta_fast": 32,
-        "beta_slow": 1,
-        "mscale": 0.707,
-        "mscale_all_dim": 0.707,
-    }
-}
 
 MIXTURES: Mapping[str, Family] = {
     "qwen3-moe": family("qwen3_moe", **_NARROW_TWO_OF_FOUR, norm_topk_prob=True),
@@ -125,28 +97,6 @@ MIXTURES: Mapping[str, Family] = {
     ),
     # The weights of a token's experts do not add up to one.
     "phimoe": family("phimoe", **_TWO_OF_FOUR, sliding_window=None),
-    # Multi-head latent attention: K/V of a token are made of a few numbers that are kept.
-    "deepseek-v2": family(
-        "deepseek_v2",
-        **_LATENT | {"n_shared_experts": 2},
-        **_DEEPSEEK_YARN,
-        q_lora_rank=None,
-        n_group=1,
-        topk_group=1,
-        scoring_func="softmax",  # read by SGLang only
-    ),
-    "deepseek-v3": family(
-        "deepseek_v3",
-        **_LATENT,
-        **_DEEPSEEK_YARN,
-        q_lora_rank=48,
-        n_group=2,
-        topk_group=1,
-        # The rest is read by SGLang only.
-        topk_method="noaux_tc",
-        scoring_func="sigmoid",
-    ),
-    "glm4-moe-lite": family("glm4_moe_lite", **_LATENT, q_lora_rank=48, rms_norm_eps=1e-6),
     # SGLang has no class of its own for it, and runs that of Transformers.
     "dots1": family(
         "dots1",
@@ -203,6 +153,31 @@ MIXTURES: Mapping[str, Family] = {
         is_moe_layer=[False, True],
         sliding_window_pattern=None,
     ),
+    # Values are narrower than keys; layers with a window have sinks and more heads of keys.
+    "mimo-v2": family(
+        "mimo_v2_flash",
+        **{name: DENSE_THEN_SHARED[name] for name in ("n_routed_experts", "num_experts_per_tok")},
+        **_DENSE_THEN_SPARSE,
+        layer_types=["full_attention", "sliding_attention"],
+        sliding_window=WINDOW,
+        moe_intermediate_size=128,
+        v_head_dim=24,
+        # The rest is read by SGLang only.
+        hybrid_layer_pattern=[0, 1],
+        moe_layer_freq=[0, 1],
+        swa_num_attention_heads=4,
+        swa_num_key_value_heads=4,
+        swa_head_dim=32,
+        swa_v_head_dim=24,
+        sliding_window_size=WINDOW,
+        add_swa_attention_sink_bias=True,
+        layernorm_epsilon=1e-5,
+        topk_method="noaux_tc",
+        scoring_func="sigmoid",
+        rope_theta=5_000_000.0,
+        swa_rope_theta=10_000.0,
+        partial_rotary_factor=0.334,
+    ),
     # AFMoE is Trinity. Gated attention; the second layer has no positions.
     "afmoe": family(
         "afmoe",
@@ -214,4 +189,5 @@ MIXTURES: Mapping[str, Family] = {
         mup_enabled=True,
         score_func="sigmoid",  # read by SGLang only
     ),
+    **LATENT_MIXTURES,
 }

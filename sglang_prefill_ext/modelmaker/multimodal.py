@@ -1,20 +1,21 @@
 """Models that read images too, of which only the part that reads text is of interest: pure data."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
 
-from sglang_prefill_ext.modelmaker.families import DELTA, SLIDING
-from sglang_prefill_ext.modelmaker.mixtures import DENSE_THEN_SHARED
+from sglang_prefill_ext.modelmaker.families import CONVOLUTION, DELTA, SLIDING
+from sglang_prefill_ext.modelmaker.latent import DENSE_THEN_SHARED
+from sglang_prefill_ext.modelmaker.multimodal_mixtures import MULTIMODAL_MIXTURES
+from sglang_prefill_ext.modelmaker.multimodal_parts import (
+    QWEN,
+    QWEN3_ROTARY,
+    QWEN3_VISION,
+    QWEN_VISION,
+    ROTARY,
+    VISION,
+    Multimodal,
+)
 
-_ROTARY = {"rope_type": "default", "rope_theta": 10_000.0}
-_QWEN = {  # see `tokenizer.IMAGE_TOKENS`
-    "vision_start_token_id": 3,
-    "vision_end_token_id": 4,
-    "image_token_id": 5,
-    "video_token_id": 6,
-}
-_QWEN3_ROTARY = _ROTARY | {"mrope_section": [8, 4, 4], "mrope_interleaved": True}
-_GLM_ROTARY = _ROTARY | {"mrope_section": [2, 3, 3], "partial_rotary_factor": 0.5}
+_GLM_ROTARY = ROTARY | {"mrope_section": [2, 3, 3], "partial_rotary_factor": 0.5}
 _GLM = {
     "image_start_token_id": 3,
     "image_end_token_id": 4,
@@ -30,25 +31,11 @@ _GLM = {
         "patch_size": 14,
     },
 }
-_QWEN_VISION = {"hidden_size": 32, "num_heads": 2, "intermediate_size": 64, "out_hidden_size": 128}
-_QWEN3_VISION = _QWEN_VISION | {
-    "depth": 2,
-    "deepstack_visual_indexes": [0, 1],  # one for each layer of the text part
-    "num_position_embeddings": 16,
-}
 _QWEN3_5_TEXT = {
     **DELTA,
-    "rope_parameters": _QWEN3_ROTARY | {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.25},
+    "rope_parameters": QWEN3_ROTARY | {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.25},
 }
-_QWEN3_5 = {**_QWEN, "vision_config": _QWEN_VISION | {"depth": 2, "num_position_embeddings": 16}}
-_VISION = {
-    "hidden_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 64,
-    "image_size": 28,
-    "patch_size": 14,
-}
+_QWEN3_5 = {**QWEN, "vision_config": QWEN_VISION | {"depth": 2, "num_position_embeddings": 16}}
 _GEMMA4_TEXT = {
     **SLIDING,
     "num_global_key_value_heads": 4,
@@ -79,27 +66,12 @@ _GEMMA4 = {
     "tie_word_embeddings": True,
 }
 
-
-class Multimodal(NamedTuple):
-    """One architecture, with the text part in the shape that all families have here.
-
-    Attributes:
-        model_type: the Hugging Face architecture name.
-        text: configuration arguments of the text part beside the common shape.
-        rest: all other configuration arguments.
-    """
-
-    model_type: str
-    text: Mapping[str, Any]
-    rest: Mapping[str, Any]
-
-
 MULTIMODAL: Mapping[str, Multimodal] = {
     "qwen2-vl": Multimodal(
         "qwen2_vl",
-        {"rope_parameters": _ROTARY | {"mrope_section": [4, 6, 6]}},
+        {"rope_parameters": ROTARY | {"mrope_section": [4, 6, 6]}},
         {
-            **_QWEN,
+            **QWEN,
             "vision_config": {
                 "depth": 1,
                 "embed_dim": 32,
@@ -111,23 +83,23 @@ MULTIMODAL: Mapping[str, Multimodal] = {
     ),
     "qwen2.5-vl": Multimodal(
         "qwen2_5_vl",
-        {"rope_parameters": _ROTARY | {"mrope_section": [4, 6, 6]}},
-        {**_QWEN, "vision_config": _QWEN_VISION | {"depth": 1}},
+        {"rope_parameters": ROTARY | {"mrope_section": [4, 6, 6]}},
+        {**QWEN, "vision_config": QWEN_VISION | {"depth": 1}},
     ),
     "qwen3-vl": Multimodal(
         "qwen3_vl",
-        {"rope_parameters": _QWEN3_ROTARY},
-        {**_QWEN, "vision_config": _QWEN3_VISION},
+        {"rope_parameters": QWEN3_ROTARY},
+        {**QWEN, "vision_config": QWEN3_VISION},
     ),
     "qwen3-vl-moe": Multimodal(
         "qwen3_vl_moe",
         {
-            "rope_parameters": _QWEN3_ROTARY,
+            "rope_parameters": QWEN3_ROTARY,
             "num_experts": 4,
             "num_experts_per_tok": 2,
             "moe_intermediate_size": 96,  # not the hidden size, by which the layout is known
         },
-        {**_QWEN, "vision_config": _QWEN3_VISION},
+        {**QWEN, "vision_config": QWEN3_VISION},
     ),
     "qwen3.5-vl": Multimodal("qwen3_5", _QWEN3_5_TEXT, _QWEN3_5),
     "qwen3.5-vl-moe": Multimodal(
@@ -151,7 +123,7 @@ MULTIMODAL: Mapping[str, Multimodal] = {
         "gemma3",
         {**SLIDING, "query_pre_attn_scalar": 32, "tie_word_embeddings": True},
         {
-            "vision_config": _VISION | {"vision_use_head": False},
+            "vision_config": VISION | {"vision_use_head": False},
             "image_token_index": 5,
             "mm_tokens_per_image": 4,
             "tie_word_embeddings": True,
@@ -185,9 +157,27 @@ MULTIMODAL: Mapping[str, Multimodal] = {
         },
         _GEMMA4,
     ),
+    "lfm2-vl": Multimodal(
+        "lfm2_vl",
+        {"model_type": "lfm2", **CONVOLUTION, "block_auto_adjust_ff_dim": False},
+        {
+            "image_token_id": 5,
+            "projector_hidden_size": 64,
+            "vision_config": {
+                "model_type": "siglip2_vision_model",
+                "hidden_size": 32,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "intermediate_size": 64,
+                "num_patches": 16,
+                "patch_size": 14,
+            },
+        },
+    ),
     "mistral3": Multimodal(
         "mistral3",
         {"model_type": "mistral", "sliding_window": None},
-        {"vision_config": _VISION | {"model_type": "pixtral"}, "image_token_index": 5},
+        {"vision_config": VISION | {"model_type": "pixtral"}, "image_token_index": 5},
     ),
+    **MULTIMODAL_MIXTURES,
 }

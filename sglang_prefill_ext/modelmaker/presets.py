@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from sglang_prefill_ext.modelmaker.families import DENSE, WINDOW
 from sglang_prefill_ext.modelmaker.mixtures import MIXTURES
-from sglang_prefill_ext.modelmaker.multimodal import MULTIMODAL, Multimodal
+from sglang_prefill_ext.modelmaker.multimodal import MULTIMODAL
+from sglang_prefill_ext.modelmaker.multimodal_parts import Multimodal
 
 VOCABULARY = 8_000
 """Tokens of every tokenizer, and of every model but `TRUE_SHAPES`, which keep their true size."""
@@ -79,6 +80,8 @@ def _shape(
 def _multimodal(kind: Multimodal, *, reranker: bool = False) -> Preset:
     text = {"text_config": _shape(**kind.text)}
     shape = {"tie_word_embeddings": False, **text, **kind.rest}
+    if kind.model_type == "qwen3_omni_moe":  # without the part that speaks
+        shape = {"thinker_config": shape, "enable_audio_output": False}
     return Preset(kind.model_type, shape, images=True, reranker=reranker)
 
 

@@ -1,5 +1,7 @@
 """Models from presets, with random weights that make parity tests mean something."""
 
+import copy
+import json
 import math
 import re
 from itertools import starmap
@@ -13,7 +15,7 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
-    AutoModelForImageTextToText,
+    AutoModelForMultimodalLM,
     AutoModelForSequenceClassification,
     PreTrainedModel,
     PreTrainedTokenizerFast,
@@ -41,9 +43,9 @@ def build_model(preset: Preset, tokenizer: PreTrainedTokenizerFast, seed: int) -
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
     }
-    shape = dict(preset.shape)
+    shape = copy.deepcopy(dict(preset.shape))
     if preset.images:
-        shape["text_config"] = shape["text_config"] | tokens
+        shape.get("thinker_config", shape)["text_config"] |= tokens
     config = AutoConfig.for_model(preset.model_type, **tokens, **shape)
     kind = _kind(preset)
     if preset.classes:
@@ -60,7 +62,7 @@ def _kind(preset: Preset) -> Any:
     if preset.classes:
         return AutoModelForSequenceClassification
     if preset.images:
-        return AutoModelForImageTextToText
+        return AutoModelForMultimodalLM
     return AutoModel if preset.bare or preset.encoder else AutoModelForCausalLM
 
 
@@ -86,6 +88,7 @@ def randomise(model: PreTrainedModel, seed: int) -> None:
     attention picks some tokens, and logits spread by `LOGIT_STD` nats.
     """
     generator = torch.Generator().manual_seed(seed)
+    tied = model.config.get_text_config().tie_word_embeddings
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if name.endswith("sinks"):
@@ -97,7 +100,7 @@ def randomise(model: PreTrainedModel, seed: int) -> None:
                 gain *= len(parameter) ** -0.25
             parameter.copy_(parameter * gain + noise * _NOISE)
         else:
-            parameter.copy_(noise * _std(name, parameter, model.config.tie_word_embeddings))
+            parameter.copy_(noise * _std(name, parameter, tied))
     for name, buffer in model.named_buffers():
         if name.endswith(("correction_bias", "layer_scalar")):  # learnt, but kept as a buffer
             buffer.add_(torch.randn(buffer.shape, generator=generator) * _NOISE)
@@ -116,7 +119,7 @@ def favour(model: PreTrainedModel, token_ids: list[int], prompt: list[int]) -> N
     head[token_ids] = chosen + torch.outer((LOGIT_STD - chosen @ state) / (state @ state), state)
 
 
-def save_model(model: PreTrainedModel, directory: Path) -> None:
+def save_model(model: PreTrainedModel, preset: Preset, directory: Path) -> None:
     """Write `config.json`, `generation_config.json` and `model.safetensors`."""
     hf_logging.disable_progress_bar()
     try:
@@ -127,8 +130,11 @@ def save_model(model: PreTrainedModel, directory: Path) -> None:
         path = directory / "model.safetensors"
         weights = dict(starmap(older, load_file(path).items()))
         save_file(weights, path, {"format": "pt"})
+    path = directory / "config.json"
+    if preset.model_type == "step3p7":  # SGLang does not read the names that Transformers writes
+        config = json.loads(path.read_text()) | dict(preset.shape)
+        path.write_text(json.dumps(config, indent=2) + "\n")
     if model.config.model_type == "nemotron_h":
-        path = directory / "config.json"
         path.write_text(path.read_text().replace("linear_attention", "mamba").replace("full_", ""))
 
 
@@ -140,7 +146,23 @@ def _older_layout(name: str, weight: torch.Tensor) -> tuple[str, torch.Tensor]:
     return name, weight.transpose(1, 2).contiguous() if ".experts." in name else weight
 
 
-_OLDER = {"gemma3": _older_name, "qwen3_vl_moe": _older_layout}
+def _published_name(name: str, weight: torch.Tensor) -> tuple[str, torch.Tensor]:
+    for part, published in (
+        (r"language_model\.model\.blocks", "language_model.model.layers"),
+        (r"model\.mm_projector", "mm_projector"),
+        (r"vision_tower\.encoder\.patch_embed", "vision_tower.patch_embed"),
+        (r"block_sparse_moe\.(?=gate_proj|up_proj|down_proj)", "mlp."),  # of a dense layer
+    ):
+        name = re.sub(part, published, name)
+    return name, weight
+
+
+_OLDER = {
+    "gemma3": _older_name,
+    "kimi_k25": _published_name,
+    "kimi_linear": _published_name,
+    "qwen3_vl_moe": _older_layout,
+}
 """Of two names or layouts that Transformers reads, SGLang 0.5.23 reads the older one, which
 published models have."""
 

@@ -19,11 +19,18 @@ def delta_rule_inputs(
     Yang, Kautz, Hatamizadeh: Gated Delta Networks, arXiv 2412.06464.
 
     Args:
-        a_log, dt_bias: weights of the layer, ``[HV]``.
-        a, b: its projections, ``[T, HV]``.
+        a_log, dt_bias: weights of the layer, ``[HV]``. If channels decay by themselves, ``[H, 1]``
+            and ``[H, D]``.
+        a, b: its projections, ``[T, HV]``; then `a` is ``[T, H, D]``.
     """
+    gates = decay_and_step(a_log, dt_bias, a, b)
+    return RuleInputs(_unit(q) * q.shape[-1] ** -0.5, _unit(k), v, *gates)
+
+
+def decay_and_step(a_log: Tensor, dt_bias: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """`RuleInputs.g` and `beta`; arguments as in `delta_rule_inputs`."""
     decay = -a_log.float().exp() * softplus(a.float() + dt_bias.float())
-    return RuleInputs(_unit(q) * q.shape[-1] ** -0.5, _unit(k), v, decay, b.float().sigmoid())
+    return decay, b.float().sigmoid()
 
 
 def state_space_inputs(

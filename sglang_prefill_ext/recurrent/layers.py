@@ -79,7 +79,7 @@ class RecurrentInputs:
 
     Attributes:
         mixed: ``[T, C]``, before the convolution.
-        gates: ``[T, HV]`` each, what the rule reads beside.
+        gates: ``[T, HV]`` or ``[T, HV, D]`` each, what the rule reads beside.
         weight: ``[C, W]`` and bias ``[C]``, of the convolution.
         rule: None if the layer ends with its convolution, which then has no activation.
     """

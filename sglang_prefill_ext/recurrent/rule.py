@@ -28,7 +28,8 @@ class RuleInputs(NamedTuple):
     Attributes:
         q, k: ``[T, H, D]``.
         v: ``[T, HV, Dv]``; HV is a multiple of H, and heads of values share those of keys in order.
-        g: ``[T, HV]``, logarithm (natural) of the decay, <= 0.
+        g: ``[T, HV]``, logarithm (natural) of the decay, <= 0. If channels of keys decay by
+            themselves, ``[T, HV, D]``.
         beta: ``[T, HV]``, how much of a token is written, from 0 to 1; None: no delta rule.
         skip: ``[T, HV, Dv]``, what goes past the state; None for nothing.
     """
@@ -94,17 +95,39 @@ def _chunk_of(inputs: RuleInputs, tokens: Tensor, is_there: Tensor) -> RuleInput
 def _chunk(inputs: RuleInputs, state: Tensor) -> tuple[Tensor, Tensor]:
     """Outputs of one chunk, ``[n, HV, tokens, Dv]``, and the states behind it."""
     q, k, v, g, beta, _ = inputs
-    decay = g.cumsum(-1)
-    between = (decay[..., :, None] - decay[..., None, :]).tril().exp().tril()
+    decay = g.cumsum(2)
+    products = _products_by_channel if g.ndim == k.ndim else _products
+    wide = decay if g.ndim == k.ndim else decay[..., None]
     new = v
     if beta is not None:
         written = beta[..., None] * k
         # Of each token, what those before it in the chunk have written is taken off.
-        system = (written @ k.transpose(-1, -2) * between).tril(-1)
-        wanted = beta[..., None] * v - decay.exp()[..., None] * written @ state.transpose(-1, -2)
+        system = products(written, k, decay).tril(-1)
+        wanted = beta[..., None] * v - wide.exp() * written @ state.transpose(-1, -2)
         new = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
-    seen = decay.exp()[..., None] * q @ state.transpose(-1, -2)
-    out = seen + (q @ k.transpose(-1, -2) * between) @ new
-    left = (decay[..., -1:] - decay).exp()[..., None] * k
-    state = decay[..., -1].exp()[..., None, None] * state + new.transpose(-1, -2) @ left
+    seen = wide.exp() * q @ state.transpose(-1, -2)
+    out = seen + products(q, k, decay) @ new
+    left = (wide[..., -1:, :] - wide).exp() * k
+    state = wide[..., -1:, :].exp() * state + new.transpose(-1, -2) @ left
     return out, state
+
+
+def _products(queries: Tensor, keys: Tensor, decay: Tensor) -> Tensor:
+    """Of each token with itself and those before it, after their decay.
+
+    Args:
+        decay: the logarithm from the beginning of the chunk on, ``[n, HV, tokens]``.
+
+    Returns:
+        ``[n, HV, tokens, tokens]``, 0 for later ones.
+    """
+    between = (decay[..., :, None] - decay[..., None, :]).tril().exp().tril()
+    return queries @ keys.transpose(-1, -2) * between
+
+
+def _products_by_channel(queries: Tensor, keys: Tensor, decay: Tensor) -> Tensor:
+    """As `_products`, with a decay of each channel, ``[n, HV, tokens, D]``."""
+    between = decay[..., :, None, :] - decay[..., None, :, :]
+    later = torch.ones(between.shape[-3:-1], dtype=torch.bool, device=between.device).triu(1)
+    between = between.masked_fill_(later[..., None], -torch.inf).exp_()
+    return torch.einsum("...id,...jd,...ijd->...ij", queries, keys, between)

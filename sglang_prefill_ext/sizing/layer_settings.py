@@ -23,8 +23,10 @@ _KINDS = {
 """Older names of kinds of layers."""
 _LETTERS = {"M": "linear_attention", "*": "full_attention", "E": "moe", "-": "mlp"}
 """Kinds of layers as Nemotron-H abbreviates them."""
-_PATTERNS = {"gemma2": 2, "gemma3_text": 6, "gemma4_text": 6}
+_PATTERNS = {"gemma2": 2, "gemma3_text": 6, "gemma4_text": 6, "llama4_text": 4}
 """Of how many layers the last one has no window, in models that need not say so."""
+_WINDOWS = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
+"""Kinds of attention that see part of a prompt, and where its size is said."""
 
 
 def sublayers_of(config: Settings) -> tuple[Sublayer, ...]:
@@ -42,6 +44,8 @@ def layer_kinds(config: Settings) -> list[str]:
     """What each layer mixes tokens by, in the words of Transformers."""
     if letters := config.get("hybrid_override_pattern"):
         return [_LETTERS[letter] for letter in letters]
+    if (slides := config.get("hybrid_layer_pattern")) is not None:  # MiMo V2
+        return ["sliding_attention" if each else "full_attention" for each in slides]
     named = config.get("layers_block_type") or config.get("layer_types")
     kinds = [_KINDS.get(kind, kind) for kind in named] if named else _unnamed_kinds(config)
     if len(kinds) != config.get("num_hidden_layers", len(kinds)):
@@ -56,9 +60,10 @@ def _unnamed_kinds(config: Settings) -> list[str]:
     if (attends := config.get("full_attn_idxs")) is not None:
         return ["full_attention" if each in attends else "conv" for each in layers]
     kind, every = "linear_attention", config.get("full_attention_interval")
+    model = config.get("model_type")
     if not config.get("linear_num_value_heads"):
-        model = config.get("model_type")
-        kind, every = "sliding_attention", config.get("sliding_window_pattern")
+        kind = "chunked_attention" if model == "llama4_text" else "sliding_attention"
+        every = config.get("sliding_window_pattern")
         every = every or _PATTERNS.get(str(model))
     if not every:
         return ["full_attention" for _ in layers]
@@ -69,7 +74,7 @@ def _layer(config: Settings, kinds: list[str], number: int) -> Iterator[Sublayer
     kind = kinds[number]
     if kind in ("linear_attention", "hybrid"):
         yield _recurrence(config)
-    if kind in ("full_attention", "sliding_attention", "hybrid"):
+    if kind in ("full_attention", *_WINDOWS, "hybrid"):
         yield _attention(config, kinds, number)
     elif kind == "conv":
         width = size_of(config, "conv_L_cache")
@@ -110,23 +115,24 @@ def _state_space_head(config: Settings, heads: int) -> int:
 
 
 def _attention(config: Settings, kinds: list[str], number: int) -> Attention:
-    slides = kinds[number] == "sliding_attention"
+    window = _WINDOWS.get(kinds[number])
+    slides = window is not None
     own = config | _own_sizes(config, number, slides=slides)
     hidden, heads = size_of(own, "hidden_size"), size_of(own, "num_attention_heads")
     if config.get("kv_lora_rank"):
         return _latent(config, hidden, heads)
     head_dim = own.get("head_dim") or hidden // heads
-    if own.get("v_head_dim") not in (None, 0, head_dim, config.get("head_dim")):
-        raise ValueError(f"v_head_dim is not {head_dim}")
+    values = own.get("v_head_dim")
     shares, same = _shares(config, kinds, number), config.get("attention_k_eq_v") and not slides
     return Attention(
         hidden,
         heads,
         size_of({"num_key_value_heads": heads} | own, "num_key_value_heads"),
         head_dim,
-        window=config.get("sliding_window") if slides else None,
+        window=None if window is None else config.get(window),
         kv_maps=0 if shares else 1 if same else 2,
         gate=_gate(config, heads, head_dim),
+        values=0 if values in (None, 0, head_dim, config.get("head_dim")) else values,
     )
 
 
@@ -153,7 +159,8 @@ def _own_sizes(config: Settings, number: int, *, slides: bool) -> Settings:
     if odd := own.keys() - {"head_dim", "num_key_value_heads"}:
         raise ValueError(f"its layer {number} has its own {min(odd)}")
     if slides:
-        of_kind = {name: config.get(f"swa_{name}") for name in ("head_dim", "num_key_value_heads")}
+        names = "head_dim", "v_head_dim", "num_attention_heads", "num_key_value_heads"
+        of_kind = {name: config.get(f"swa_{name}") for name in names}
     else:
         of_kind = {"head_dim": config.get("global_head_dim")}
         if config.get("attention_k_eq_v"):

@@ -27,15 +27,17 @@ class Mixer(Sublayer):
 class Attention(Mixer):
     """Attention whose queries share keys and values in groups.
 
-    Queries have ``hidden * heads * head_dim`` weights and so has the output. Keys and values have
-    ``hidden * kv_heads * head_dim`` each.
+    Queries have ``hidden * heads * head_dim`` weights, and keys ``hidden * kv_heads * head_dim``.
+    Values and output have as many, with `value_dim`.
 
     Attributes:
-        head_dim: size of a head's queries, keys and values.
-        window: tokens that a token attends to, itself included; None for all before it.
+        head_dim: size of a head's queries and keys.
+        window: tokens that a token attends to, itself included; None for all before it. Chunks, as
+            of Llama 4, count as windows: of prompts in one chunk this is exact.
         kv_maps: maps that make keys and values: 2; 1 if values are made of the keys; 0 if the layer
             has those of an earlier one.
         gate: outputs of a map that weighs the attention's; 0 if there is none.
+        values: size of a head's values; 0: `head_dim`.
     """
 
     heads: int
@@ -44,11 +46,12 @@ class Attention(Mixer):
     window: int | None = None
     kv_maps: int = 2
     gate: int = 0
+    values: int = 0
 
     @property
     def value_dim(self) -> int:
         """Size of a head's values."""
-        return self.head_dim
+        return self.values or self.head_dim
 
     @property
     def weights(self) -> int:
@@ -62,7 +65,8 @@ class Attention(Mixer):
     @property
     def kv_weights(self) -> int:
         """Weights that make keys and values."""
-        return self.kv_maps * self.hidden * self.kv_heads * self.head_dim
+        made = (0, self.head_dim, self.head_dim + self.value_dim)[self.kv_maps]
+        return self.hidden * self.kv_heads * made
 
     @property
     def head_counts(self) -> tuple[int, int]:
@@ -97,20 +101,14 @@ class LatentAttention(Attention):
 
     Attributes:
         head_dim: size of a head's queries and keys, with what has a position.
-        values: size of a head's values.
         rank: of the numbers of which keys and values are made.
         rotated: numbers of a key with positions, which all heads share.
         query_rank: of those of which queries are made; 0 if there are none.
     """
 
-    values: int
     rank: int
     rotated: int
     query_rank: int
-
-    @property
-    def value_dim(self) -> int:
-        return self.values
 
     @property
     def query_weights(self) -> int:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sglang_prefill_ext.sizing.settings import Settings, number_of, size_of
+from sglang_prefill_ext.sizing.settings import Settings, first_of, number_of, size_of
 from sglang_prefill_ext.sizing.sublayers import Experts, LayerEmbedding, Mlp, Sublayer
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _ACTIVE = ("num_experts_per_tok", "moe_k", "top_k_experts")
 _SHARED = ("n_shared_experts", "moe_num_shared_experts", "num_shared_experts")
 _SHARED_WIDTH = ("shared_expert_intermediate_size", "shared_intermediate_size")
+_SHARES_ONE = ("llama4_text",)
+"""Types of models that have a shared expert like the others without saying so."""
 _DENSE_AT_FIRST = ("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers")
+_SPARSE_STEP = ("decoder_sparse_step", "interleave_moe_layer_step")
 _DENSE = ("qwen3_5_text",)
 """Types of dense models whose configuration in SGLang has the experts of the class it inherits."""
 _WITHOUT_GATE = ("arcee", "nemotron", "nemotron_h", "starcoder2")
@@ -47,6 +50,7 @@ def experts_of(config: Settings) -> Experts | None:
         return None
     width = config.get("moe_intermediate_size") or config["intermediate_size"]
     shared, each = number_of(config, _SHARED), config.get("moe_shared_expert_intermediate_size")
+    shared += config.get("model_type") in _SHARES_ONE
     shared_width = number_of(config, _SHARED_WIDTH) + shared * (each or width)
     hidden = size_of(config, "hidden_size")
     return Experts(hidden, count, active, width, shared_width, _maps(config))
@@ -62,8 +66,10 @@ def layer_embedding_of(config: Settings) -> Iterator[LayerEmbedding]:
 def _is_sparse(config: Settings, number: int) -> bool:
     if kinds := config.get("mlp_layer_types"):
         return bool(kinds[number] == "sparse")
-    if (number + 1) % (config.get("decoder_sparse_step") or 1):
+    if (number + 1) % (number_of(config, _SPARSE_STEP) or 1):
         return False
+    if isinstance(sparse := config.get("moe_layer_freq"), list):
+        return bool(sparse[number])
     if number in (config.get("mlp_only_layers") or ()):
         return False
     return number >= number_of(config, _DENSE_AT_FIRST)
@@ -74,7 +80,7 @@ def _width(config: Settings) -> int:
     if config.get("shared_intermediate_size"):
         return size_of(config, "shared_intermediate_size")  # Granite 4, if it is dense
     if config.get("model_type") != "lfm2":
-        return size_of(config, "intermediate_size")
+        return first_of(config, "intermediate_size_mlp", "intermediate_size")  # the first: Llama 4
     width = size_of(config, "block_ff_dim" if config.get("block_ff_dim") else "intermediate_size")
     if not config.get("block_auto_adjust_ff_dim", True):
         return width

@@ -19,9 +19,8 @@ from sglang_prefill_ext.sizing.sublayers import Experts, Sublayer
 
 _UNCOUNTED = (
     "linear_attn_config",
-    "interleave_moe_layer_step",
-    "swa_num_attention_heads",
-    "hybrid_layer_pattern",
+    "zero_expert_num",
+    "attention_other_setting",
     "index_topk",
     "altup_num_inputs",
     "moe_latent_size",
@@ -31,8 +30,8 @@ _UNCOUNTED = (
     "type_vocab_size",
     "is_encoder_decoder",
 )
-"""Settings of models that are not counted here: other recurrences or sparse attention, two sizes of
-MLPs as in Llama 4, several residuals as in Gemma 3n, encoders."""
+"""Settings of models that are not counted here: other recurrences or sparse attention, experts that
+do nothing as in LongCat, several residuals as in Gemma 3n, encoders."""
 _TIED = ("gemma", "cohere", "lfm2")
 """Beginnings of types of models that have one table of embeddings unless they say otherwise."""
 
@@ -94,7 +93,8 @@ class ModelShape:
 
     @classmethod
     def _read(cls, config: Settings) -> Self:
-        whole, config = config, config.get("text_config") or config
+        whole = config.get("thinker_config") or config  # of Qwen3-Omni
+        config = whole.get("text_config") or whole
         if uncounted := [name for name in _UNCOUNTED if config.get(name)]:
             raise ValueError(f"it has {uncounted[0]}")
         layers, sublayers = len(layer_kinds(config)), sublayers_of(config)

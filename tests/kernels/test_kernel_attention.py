@@ -215,6 +215,29 @@ def test_soft_cap_window_and_sinks(
         torch.testing.assert_close(found, wanted, rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.parametrize("name", ["fresh_prefix", "one_held_of_three"])
+@each_way
+def test_chunks(way: AttentionWay, name: str, device: torch.device) -> None:
+    forward, shapes = LAYOUTS[name], (SHAPE, replace(SHAPE, chunk=5))
+    inputs, dense = Inputs(forward, device), DenseAttention(forward, device)
+    attention = KernelAttention(forward, way, shapes, torch.float32, device, processors=60)
+    positions = forward.read_positions().tolist()
+    for variant in (PLAIN, Variant(chunk=5)):
+        found, wanted = inputs.forward(attention, variant), inputs.forward(dense, variant)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=TOLERANCE)
+        found = inputs.read(attention, positions, variant)
+        torch.testing.assert_close(found, wanted[positions], rtol=0, atol=TOLERANCE)
+
+
+def test_chunks_in_which_all_prompts_lie_have_no_plan_of_their_own(device: torch.device) -> None:
+    forward, kind = LAYOUTS["rows"], (torch.float32, device)  # of at most 20 tokens
+    none, idle, used = (
+        len(KernelAttention(forward, WAYS[0], (SHAPE, each), *kind).host_arrays())
+        for each in (replace(SHAPE, chunk=chunk) for chunk in (0, 20, 19))
+    )
+    assert none == idle < used
+
+
 @each_way
 def test_held_prefixes_are_read_where_they_lie(
     way: AttentionWay, device: torch.device, monkeypatch: pytest.MonkeyPatch

@@ -110,7 +110,7 @@ def _attention_reasons(model: Any) -> Iterator[StockReason]:
         kind = AttentionType.ENCODER_ONLY if encoder else AttentionType.DECODER
         if layer.is_cross_attention or layer.attn_type != kind:
             yield StockReason.CROSS_ATTENTION
-        if layer.use_irope or layer.xai_temperature_len > 0:
+        if layer.xai_temperature_len > 0:
             yield StockReason.ATTENTION_VARIANT
     activations = {getattr(layer, "activation", "silu") for layer in recurrent_layers(model)}
     if not activations <= {"silu", "swish"}:
@@ -119,7 +119,7 @@ def _attention_reasons(model: Any) -> Iterator[StockReason]:
 
 def text_part(model: Any) -> Any:
     """Return the part of a loaded model that reads text, and has the output head."""
-    part = getattr(model, "language_model", model)
+    part = getattr(model, "language_model", getattr(model, "thinker", model))
     return part if hasattr(part, "model") else model  # Gemma 4 has the head on the whole model
 
 
@@ -138,6 +138,8 @@ def attention_layers(model: Any) -> list[Any]:
     ]
 
 
-def head_shape(layer: Any) -> HeadShape:
+def head_shape(layer: Any, runner: Any) -> HeadShape:
     """Return the heads of an attention layer."""
-    return HeadShape(layer.tp_q_head_num, layer.tp_k_head_num, layer.qk_head_dim, layer.v_head_dim)
+    heads, dims = (layer.tp_q_head_num, layer.tp_k_head_num), (layer.qk_head_dim, layer.v_head_dim)
+    chunked = layer.use_irope and runner.model_config.is_local_attention_model
+    return HeadShape(*heads, *dims, int(runner.attention_chunk_size) if chunked else 0)

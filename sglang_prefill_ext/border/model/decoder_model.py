@@ -159,7 +159,9 @@ class SglangModel:
         self.recurrence = recurrence_of(runner)
         has_grid = self.recurrence is not None and self.recurrence.grid > 0
         backend_class = PackedHybridBackend if has_grid else PackedAttentionBackend
-        backend = backend_class(runner.attn_backend, self.last_layer, _shared(layers))
+        heads = {layer.layer_id: head_shape(layer, runner) for layer in layers}
+        chunks = {number: each.chunk for number, each in heads.items()}
+        backend = backend_class(runner.attn_backend, self.last_layer, _shared(layers), chunks)
         # SGLang's prefixes in the cache have it, too.
         self._first_position = int(type(runner.model).__name__ in POSITIONS_FROM_1)
         self._adapters = Adapters(runner.lora_manager)
@@ -168,7 +170,6 @@ class SglangModel:
         self._forward_stream = forward_stream
         self.device = torch.device(runner.device)
         self.dtype: torch.dtype = runner.dtype
-        heads = {layer.layer_id: head_shape(layer) for layer in layers}
         self.heads = tuple(dict.fromkeys(heads.values()))
         own = OwnPool(heads, self.dtype, self.device, state_bytes(runner.model, self.dtype))
         self.pool: KVPool = plain_pool(runner, heads[last.layer_id]) or own
@@ -250,5 +251,6 @@ class SglangModel:
         positions = batch.positions
         if self._first_position:
             positions = positions + self._first_position
-        hidden: Tensor = layers(batch.input_ids, positions, batch)
+        made = layers(batch.input_ids, positions, batch)
+        hidden: Tensor = made[0] if isinstance(made, tuple) else made  # MiMo V2 returns more
         return hidden[read_at] if batch.read_at is None else hidden

@@ -45,7 +45,10 @@ def expert_work(
     """
     top_k = layer.top_k or 1
     ids = torch.arange(tokens * top_k, device=device, dtype=torch.int32) % layer.num_local_experts
-    weights = torch.full((tokens, top_k), 1 / top_k, device=device)
+    # Llama 4, whose experts' inputs are weighted, rounds the weights as it does the inputs.
+    rounds = layer.moe_runner_config.apply_router_weight_on_input
+    dtype = layer.params_dtype if rounds else torch.float32
+    weights = torch.full((tokens, top_k), 1 / top_k, device=device, dtype=dtype)
     shape = (tokens, layer.hidden_size)
     hidden = torch.full(shape, value, device=device, dtype=layer.params_dtype)
     logits = torch.zeros(tokens, layer.num_experts, device=device)

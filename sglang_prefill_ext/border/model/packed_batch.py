@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,13 +83,19 @@ class PackedAttentionBackend(AttentionBackend):  # type: ignore[misc]
             are taken from it.
         last_layer: id of the layer that can be shortened to the read positions; None: no layer can.
         shared: ids that several layers have, of which the later ones use K/V of the first.
+        chunks: `LayerInputs.chunk` of each layer by its id; None: no layer has chunks.
     """
 
     def __init__(
-        self, stock: Any, last_layer: int | None, shared: Collection[int] = frozenset()
+        self,
+        stock: Any,
+        last_layer: int | None,
+        shared: Collection[int] = frozenset(),
+        chunks: Mapping[int, int] | None = None,
     ) -> None:
         self._last_layer = last_layer
         self._shared = shared
+        self._chunks = chunks or {}
         self.prefill_attention_backend_str = LATENT_BACKEND
         self.token_to_kv_pool = stock.token_to_kv_pool
         self.req_to_token_pool = stock.req_to_token_pool
@@ -153,7 +159,7 @@ class PackedAttentionBackend(AttentionBackend):  # type: ignore[misc]
             k.view(-1, layer.tp_k_head_num, layer.qk_head_dim),
             v.view(-1, layer.tp_v_head_num, layer.v_head_dim),
             layer.scaling,
-            *(layer.logit_cap or 0.0, window, sinks),
+            *(layer.logit_cap or 0.0, window, sinks, self._chunks.get(layer.layer_id, 0)),
             forward_batch.latents,
         )
         out: Tensor = forward_batch.attend(layer.layer_id, inputs)

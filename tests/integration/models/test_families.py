@@ -33,8 +33,9 @@ HALF_PRECISION = ("qwen3", "classifier")
 HALF_TOLERANCE = TOLERANCES["bfloat16"]
 ROUNDING = 2**-7
 """Largest step between neighbours in bfloat16, of a number's size."""
-NO_STOCK = ("gemma2", "gpt-oss", "granite-swa", "granite-moe-swa", "exaone4")
-"""Without a GPU, SGLang ignores the soft cap of the first and cannot run the others."""
+NO_STOCK = ("gemma2", "llama4", "gpt-oss", "granite-swa", "granite-moe-swa", "exaone4", "mimo-v2")
+"""Without a GPU, SGLang ignores the soft cap of the first and the chunks of the second, and cannot
+run the others."""
 
 NO_OVERRIDES = ("gemma4-e",)
 """Layers of this model look the tokens up, too."""

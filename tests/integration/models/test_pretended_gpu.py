@@ -29,6 +29,7 @@ FLAGS: dict[str, tuple[str, ...]] = {
     "gemma2": (),
     "olmoe": ("--prefill-only-moe-source", "device"),
     "deepseek-v2": (),
+    "llama4": (),
     "qwen3-next": (),
     "qwen3.5": (),
     "qwen3.5 eager": ("--prefill-only-cuda-graphs", "0"),
@@ -46,6 +47,7 @@ USES = dict.fromkeys(FLAGS, REPLAYED) | {
     "tiny torch": {"no_graphs"},
     "tiny fp8": PREFIXES_KEPT,
     "deepseek-v2": PREFIXES_KEPT,
+    "llama4": PREFIXES_KEPT | {"too_large"},
     "qwen3-next": PREFIXES_KEPT,
     "qwen3.5": PREFIXES_KEPT,
     "qwen3.5 eager": set(),
@@ -139,6 +141,6 @@ def test_blocks_of_experts_are_chosen(reports: dict[str, Any]) -> None:
 
 def test_prefixes_are_cached(reports: dict[str, Any]) -> None:
     shared = {name for name, report in reports.items() if report["cached_tokens"]}
-    alone = {"tiny fp8", "qwen3-next", "qwen3.5", "qwen3.5 eager", "lfm2", "granite4"}
+    alone = {"tiny fp8", "llama4", "qwen3-next", "qwen3.5", "qwen3.5 eager", "lfm2", "granite4"}
     alone |= {"falcon-h1", "bert-reranker"}
     assert shared == set(FLAGS) - alone

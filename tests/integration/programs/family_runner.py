@@ -9,6 +9,7 @@ model gets a child process. The children are forked after the imports, which tak
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
 import warnings
@@ -22,13 +23,12 @@ from typing import Any
 from unittest.mock import patch
 
 warnings.simplefilter("ignore")
+os.environ["TORCHDYNAMO_DISABLE"] = "1"  # compiling would take longer than running
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from sglang.benchmark import one_batch  # noqa: E402
-from sglang.srt.layers.layernorm import Gemma4RMSNorm  # noqa: E402
-from sglang.srt.layers.moe import fused_moe_native  # noqa: E402
 from sglang.srt.layers.radix_attention import AttentionType  # noqa: E402
 from sglang.srt.layers.rotary_embedding.rope_variant import (  # noqa: E402
     Phi3LongRoPEScaledRotaryEmbedding,
@@ -37,7 +37,7 @@ from sglang.srt.managers.schedule_batch import Req  # noqa: E402
 from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, MLATokenToKVPool  # noqa: E402
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool  # noqa: E402
 from sglang.srt.model_executor.model_runner import ModelRunner  # noqa: E402
-from sglang.srt.models import afmoe, ernie4, minimax_m2, nemotron_h, qwen3_next  # noqa: E402
+from sglang.srt.models import qwen3_next  # noqa: E402
 from sglang.srt.runtime_context import SpawnRanks, publish  # noqa: E402
 from sglang.srt.sampling.sampling_params import SamplingParams  # noqa: E402
 from sglang.srt.server_args import PortArgs, prepare_server_args  # noqa: E402
@@ -45,11 +45,10 @@ from transformers import (  # noqa: E402
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
-    AutoModelForImageTextToText,
+    AutoModelForMultimodalLM,
     AutoModelForSequenceClassification,
 )
 
-from sglang_prefill_ext.border import patches  # noqa: E402
 from sglang_prefill_ext.border.model.capability import attention_layers, declined_reason, text_part  # noqa: E402
 from sglang_prefill_ext.border.model.decoder_model import SglangModel  # noqa: E402
 from sglang_prefill_ext.border.model.model_classes import (  # noqa: E402
@@ -70,7 +69,6 @@ from sglang_prefill_ext.forward.kv_pool import (  # noqa: E402
 from sglang_prefill_ext.frontend.pack import pack_token_ids  # noqa: E402
 from sglang_prefill_ext.frontend.score.score_call import pack_labels  # noqa: E402
 from sglang_prefill_ext.modelmaker.weights import make_reward_model  # noqa: E402
-from sglang_prefill_ext.patching.spec import Group  # noqa: E402
 from sglang_prefill_ext.scheduling.budget import ForwardBudget  # noqa: E402
 from sglang_prefill_ext.scheduling.job import Job  # noqa: E402
 from sglang_prefill_ext.scheduling.planner import plan_forward  # noqa: E402
@@ -81,6 +79,7 @@ from sglang_prefill_ext.wire.packed import PackedRows  # noqa: E402
 from sglang_prefill_ext.wire.read import Vectors  # noqa: E402
 from tests.integration.programs.children import import_models, run_in_child  # noqa: E402
 from tests.integration.programs.encoder_report import encoder_report  # noqa: E402
+from tests.integration.programs.stand_ins import without_a_gpu  # noqa: E402
 from tests.unit.wire.strategies import labels_by_read  # noqa: E402
 
 VOCABULARY = 8_000
@@ -101,21 +100,31 @@ EXACT: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
 """How Hugging Face computes."""
 BORROWS = "GptOssForCausalLM"
 """The model whose experts SGLang computes only on a GPU."""
-GPU_ONLY = {BORROWS, "GraniteSWAForCausalLM", "GraniteMoeSWAForCausalLM", "Exaone4ForCausalLM"}
+GPU_ONLY = {
+    BORROWS,
+    "Exaone4ForCausalLM",
+    "GraniteMoeSWAForCausalLM",
+    "GraniteSWAForCausalLM",
+    "MiMoV2FlashForCausalLM",
+}
 """Models whose attention SGLang computes only on a GPU: it has sinks, or wants another backend."""
 SGLANGS_NAMES = {
     "Ernie4_5ForCausalLM": "Ernie4_5_ForCausalLM",
+    "Kimi_K25ForConditionalGeneration": "KimiK25ForConditionalGeneration",
     "PhimoeForCausalLM": "PhiMoEForCausalLM",
 }
 """Architectures whose name Hugging Face writes in another way than their makers, and so SGLang."""
-ONE_TOKEN_LONGER = {"cohere2", "cohere2_moe", "exaone_moe"}
+OWN_CONFIGURATION: dict[str, dict[str, Any]] = {
+    "LongcatFlashForCausalLM": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e7}},
+    "MiMoV2FlashForCausalLM": {"rope_parameters": None},
+}
+"""What the configuration class of a model's makers, which SGLang uses, lacks."""
+ONE_TOKEN_LONGER = {"cohere2", "cohere2_moe", "exaone_moe", "mimo_v2_flash", "step3p5"}
 """Models whose window SGLang 0.5.23 takes as the number of tokens before a token, not with it."""
-native_experts = fused_moe_native.moe_forward_native
-"""SGLang's own experts on a CPU, all of which have a gate."""
 UNSUPPORTED_LAYERS = {
     "logit_soft_cap": {"logit_cap": 50.0, "logit_capping_method": "other"},
     "cross_attention": {"attn_type": AttentionType.ENCODER_ONLY},
-    "attention_variant": {"use_irope": True},
+    "attention_variant": {"xai_temperature_len": 1},
 }
 
 
@@ -137,8 +146,9 @@ def requests() -> Iterator[PackedRows]:
 
 def load_runner(directory: str, dtype: str) -> tuple[Any, Any]:
     (architecture,) = AutoConfig.from_pretrained(directory).architectures
-    names = json.dumps({"architectures": [SGLANGS_NAMES.get(architecture, architecture)]})
-    model = ("--model-path", directory, "--dtype", dtype, "--json-model-override-args", names)
+    changes = {"architectures": [SGLANGS_NAMES.get(architecture, architecture)]}
+    overridden = json.dumps(changes | OWN_CONFIGURATION.get(architecture, {}))
+    model = ("--model-path", directory, "--dtype", dtype, "--json-model-override-args", overridden)
     more = ("--attention-backend", "triton") if architecture in GPU_ONLY else ()
     if architecture.endswith("Model"):
         more = ("--is-embedding",)
@@ -292,8 +302,14 @@ def declined_if_changed(runner: Any) -> dict[str, str | None]:
 @torch.inference_mode()
 def numbers(runner: Any, tokenizer: Any, directory: str) -> dict[str, Any]:
     config = reference_config(directory)
-    kind = AutoModelForImageTextToText if "vision_config" in config else AutoModelForCausalLM
+    sees = not {"vision_config", "thinker_config"}.isdisjoint(config.sub_configs)
+    kind = AutoModelForMultimodalLM if sees else AutoModelForCausalLM
     reference = kind.from_pretrained(directory, config=config, **EXACT).eval()
+    reference = getattr(reference, "thinker", reference)
+    for part, module in reference.named_modules():
+        if part.endswith("kv_a_layernorm") or part.endswith("q_a_layernorm"):
+            # Hugging Face adds 1e-6 in these two norms, whatever the configuration says.
+            module.variance_epsilon = config.get_text_config().rms_norm_eps
     name = type(runner.model).__name__
     runs_here = name not in GPU_ONLY
     if name == BORROWS:
@@ -319,7 +335,7 @@ def numbers(runner: Any, tokenizer: Any, directory: str) -> dict[str, Any]:
         for rows in work
     ]
     return {
-        "vectors": vectors(runner, embedding_of(reference.model)),
+        "vectors": vectors(runner, lambda prompt: embedding_of(reference.model)(prompt)),
         "row_labels": [rows.read.lens_of(0, rows.num_rows).tolist() for rows in work],
         "forwards": {name: [r["forwards"] for r in results[name]] for name in BUDGETS},
         "packed": {name: [r["values"] for r in each] for name, each in results.items()},
@@ -365,8 +381,9 @@ def _first_of(experts: Any, hidden: torch.Tensor, _batch: Any) -> torch.Tensor:
 
 def reference_config(directory: str) -> Any:
     config = AutoConfig.from_pretrained(directory)
-    if config.model_type in ONE_TOKEN_LONGER:
-        config.sliding_window += 1
+    text = config.get_text_config()
+    if text.model_type in ONE_TOKEN_LONGER:
+        text.sliding_window += 1
     return config
 
 
@@ -415,68 +432,6 @@ def vector_model(directory: str) -> Callable[[list[int]], torch.Tensor]:
         kind = AutoModelForSequenceClassification
         reference = kind.from_pretrained(directory, **EXACT).eval()
     return lambda prompt: reference(torch.tensor([prompt])).logits[0]
-
-
-def experts_in_torch(
-    hidden: torch.Tensor,
-    w1: torch.Tensor,
-    w2: torch.Tensor,
-    topk_output: Any,
-    moe_runner_config: Any,
-) -> torch.Tensor:
-    """Stands in for SGLang's `fused_moe`, which needs a GPU."""
-    out = torch.zeros_like(hidden)
-    for expert, (up, down) in enumerate(zip(w1, w2, strict=True)):
-        tokens, places = torch.where(topk_output.topk_ids == expert)
-        made = activated(hidden[tokens] @ up.T, moe_runner_config.activation) @ down.T
-        out.index_add_(0, tokens, made * topk_output.topk_weights[tokens, places, None])
-    return out * moe_runner_config.routed_scaling_factor
-
-
-def activated(made: torch.Tensor, activation: str) -> torch.Tensor:
-    """Of an expert; all but those with `relu2` have a gate, which comes first."""
-    if activation == "relu2":
-        return made.relu().square()
-    gate, up = made.chunk(2, dim=-1)
-    return torch.nn.functional.silu(gate) * up
-
-
-def squared_experts_in_torch(
-    layer: Any, hidden: torch.Tensor, topk_output: Any, moe_runner_config: Any
-) -> torch.Tensor:
-    """Stands in for experts without a gate, which SGLang computes only on a GPU."""
-    if moe_runner_config.activation != "relu2":
-        return native_experts(layer, hidden, topk_output, moe_runner_config)
-    weights = (layer.w13_weight, layer.w2_weight)
-    return experts_in_torch(hidden, *weights, topk_output, moe_runner_config)
-
-
-def norms_in_torch(
-    norms: Any, q: torch.Tensor, k: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """SGLang's own norms of MiniMax M2, one after the other; its kernel for both needs a GPU."""
-    return norms._q_norm(q), norms._k_norm(k)
-
-
-def product_in_float32(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
-    """Stands in for a product whose result has another dtype, which only a GPU computes."""
-    return a.to(out_dtype) @ b.to(out_dtype)
-
-
-def scaled_norm(norm: Any, x: torch.Tensor) -> torch.Tensor:
-    """As on a GPU; on a CPU, SGLang leaves out the scale of Gemma 4's router."""
-    return (norm._norm(x.float()) * norm.weight.float()).type_as(x)
-
-
-def without_a_gpu() -> None:
-    """Change SGLang's models that would fail without a GPU, so that they run."""
-    ernie4._is_cpu = True  # as on SGLang's own CPU platform; otherwise its router fails
-    afmoe.fused_moe = experts_in_torch
-    minimax_m2.MiniMaxM2QKRMSNorm._forward_naive = norms_in_torch
-    fused_moe_native.moe_forward_native = squared_experts_in_torch
-    nemotron_h.torch = SimpleNamespace(**vars(torch) | {"mm": product_in_float32})
-    Gemma4RMSNorm.forward_native = scaled_norm
-    patches.apply([Group.CPU, Group.SCHEDULER])
 
 
 def report(directory: str, dtype: str, out: Path) -> None:

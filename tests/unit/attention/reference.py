@@ -17,6 +17,7 @@ class Variant(NamedTuple):
     soft_cap: float = 0.0
     window: int | None = None
     sinks: Tensor | None = None
+    chunk: int = 0
 
 
 PLAIN = Variant()
@@ -27,8 +28,12 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """One query `[H, D]` to keys `[K, KH, D]`, the last its own: `out` `[H, Dv]` and `lse` `[H]`,
     float64."""
+    position, first = len(k) - 1, 0
     if variant.window is not None:
-        k, v = k[-variant.window - 1 :], v[-variant.window - 1 :]
+        first = max(first, position - variant.window)
+    if variant.chunk:
+        first = max(first, position // variant.chunk * variant.chunk)
+    k, v = k[first:], v[first:]
     outs, lses = [], []
     heads_per_key_head = q.shape[0] // k.shape[1]
     for head in range(q.shape[0]):
@@ -47,7 +52,7 @@ def attend(
 def attention_by_definition(layout: ForwardLayout, inputs: LayerInputs, held: Held) -> Tensor:
     """`[T, H, Dv]` float64, of the arguments of `DenseCalls.forward`."""
     q, k, v, out = inputs.q, inputs.k, inputs.v, []
-    variant = Variant(inputs.soft_cap, inputs.window, inputs.sinks)
+    variant = Variant(inputs.soft_cap, inputs.window, inputs.sinks, inputs.chunk)
     token = 0
     for span, pair in zip(layout.groups, held, strict=True):
         seen_k, seen_v = pair if pair is not None else (k[:0], v[:0])

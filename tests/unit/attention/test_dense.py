@@ -38,6 +38,7 @@ variants = st.builds(
     soft_cap=st.sampled_from([0.0, 2.0, 50.0]),
     window=st.none() | st.integers(0, 8) | st.integers(9, 200),
     sinks=st.sampled_from([None, SINKS]),
+    chunk=st.sampled_from([0, 1, 7, 64, 150]),
 )
 
 
@@ -197,6 +198,10 @@ def test_random_variants(
         Variant(window=1),
         Variant(window=64, soft_cap=5.0, sinks=SINKS),
         Variant(window=300),
+        Variant(chunk=1),
+        Variant(chunk=64, soft_cap=5.0, sinks=SINKS),
+        Variant(chunk=300),
+        Variant(window=20, chunk=64),
     ],
     ids=str,
 )
@@ -219,29 +224,37 @@ def test_prompts_that_see_all_of_themselves(
     _assert_right(forward, inputs, FLOAT32_TOLERANCE)
 
 
-def test_a_window_to_both_sides_is_refused() -> None:
+@pytest.mark.parametrize("variant", [Variant(window=3), Variant(chunk=3)], ids=str)
+def test_a_window_to_both_sides_is_refused(variant: Variant) -> None:
     forward = replace(layout((0, 0, 9, 20)), causal=False)
-    inputs = random_inputs(forward, variant=Variant(window=3))
+    inputs = random_inputs(forward, variant=variant)
     with pytest.raises(PackingError, match="window"):
         _forward(DenseAttention(forward, CPU), inputs)
 
 
 def test_layers_of_several_kinds_share_one_object() -> None:
     attention = DenseAttention(FORWARD, CPU)
-    for variant in (PLAIN, Variant(window=9), PLAIN, Variant(window=40)):
+    for variant in (PLAIN, Variant(window=9), PLAIN, Variant(window=40), Variant(chunk=40)):
         inputs = random_inputs(FORWARD, variant=variant)
         wanted = attention_by_definition(FORWARD, *inputs)
         out = _forward(attention, inputs)
         torch.testing.assert_close(out.double(), wanted, atol=FLOAT32_TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize(("window", "hides"), [(8, True), (9, False)])
-def test_a_window_that_hides_nothing_is_none(window: int, hides: bool) -> None:
+@pytest.mark.parametrize(
+    ("limits", "hides"),
+    [
+        (Variant(window=8), True),
+        (Variant(window=9), False),
+        (Variant(chunk=9), True),
+        (Variant(chunk=10), False),
+    ],
+)
+def test_limits_that_hide_nothing_are_none(limits: Variant, hides: bool) -> None:
     forward = layout((4, 3, 2, 3))  # the last of ten tokens sees nine before it
     attention = DenseAttention(forward, CPU)
     plain, windowed = (
-        _forward(attention, random_inputs(forward, variant=variant))
-        for variant in (PLAIN, Variant(window=window))
+        _forward(attention, random_inputs(forward, variant=variant)) for variant in (PLAIN, limits)
     )
     assert torch.equal(plain, windowed) == (not hides)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from sglang_prefill_ext.attention.inputs import LayerInputs
+from sglang_prefill_ext.forward import executor as executor_module
 from sglang_prefill_ext.forward.executor import PackedExecutor
 from sglang_prefill_ext.forward.graphs.plan import GraphUse
 from sglang_prefill_ext.forward.model import Attend
@@ -280,6 +281,16 @@ def test_launching_does_not_wait_for_the_device(unreadable: torch.device) -> Non
     plan = plan_forward(pieces)
     PackedExecutor(model, readout_bytes=1 << 10).launch(plan)
     assert model.row_lens == [[4, 2, 3]]
+
+
+def test_prompts_of_a_graph_lie_in_their_first_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, asked = TinyModel(), []
+    monkeypatch.setattr(model, "heads", (*model.heads, replace(model.heads[0], chunk=12)))
+    monkeypatch.setattr(executor_module, "PackedGraphs", lambda *settings: asked.append(settings))
+    executor = PackedExecutor(model, readout_bytes=1 << 16, caches_prefixes=True)
+    for tokens in (16, 8):
+        executor.capture_graphs(tokens)
+    assert [(pool, tokens) for _, _, pool, _, tokens in asked] == [(None, 12), (None, 8)]
 
 
 def test_forgotten_graphs_are_as_if_nobody_had_asked_for_them() -> None:

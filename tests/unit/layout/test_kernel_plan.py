@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.errors import PackingError
@@ -63,20 +63,23 @@ def _seen(plan: KernelPlan, tile: np.ndarray, query: int, cached: list[Key]) -> 
 
 
 @settings(deadline=None)
-@given(planned())
+@given(planned(), st.sampled_from([0, 1, 5, 64]))
+@example((layout((0, 9, 20, 20)), np.array([28, 48]), 8), 5)  # both in the same chunk
 def test_every_query_is_in_one_tile_and_sees_what_it_should(
-    case: tuple[ForwardLayout, np.ndarray | None, int],
+    case: tuple[ForwardLayout, np.ndarray | None, int], chunk: int
 ) -> None:
     forward, queries, block_tokens = case
-    plan = plan_tiles(forward, block_tokens=block_tokens, queries=queries)
+    chunk *= forward.causal
+    plan = plan_tiles(forward, block_tokens=block_tokens, queries=queries, chunk=chunk)
     wanted = list(range(forward.num_tokens)) if queries is None else queries.tolist()
     assert plan.query_token.tolist() == forward.last_keys()[wanted].tolist()
     cached = [(str(i), token) for i, g in enumerate(forward.groups) for token in range(g.held)]
-    expected = _expected(forward)
+    expected, positions = _expected(forward), forward.positions()
     placed: list[int] = []
     for tile in plan.tiles:
         for query in range(tile[0], tile[1]):
-            assert _seen(plan, tile, query, cached) == expected[wanted[query]]
+            first = positions[wanted[query]] // chunk * chunk if chunk else 0
+            assert _seen(plan, tile, query, cached) == expected[wanted[query]][first:]
             placed.append(query)
     assert sorted(placed) == list(range(len(wanted)))
 

@@ -51,6 +51,20 @@ def test_the_keys_of_every_query(forward: ForwardLayout, window: int, data: st.D
     assert seen == {i: prompts[t][-window - 1 :] for i, t in enumerate(tokens_asked)}
 
 
+@given(forward=layouts(), chunk=st.integers(1, 200))
+def test_the_keys_of_every_query_in_chunks(forward: ForwardLayout, chunk: int) -> None:
+    prompts, seen = prompts_of(forward), {}
+    for batch in plan_windowed(forward, None, chunk=chunk):
+        for b, m in np.ndindex(batch.query_index.shape):
+            first, last = batch.first_position[b, m], batch.query_position[b, m]
+            visible = (batch.key_position[b] >= first) & (batch.key_position[b] <= last)
+            seen[int(batch.query_index[b, m])] = batch.key_index[b][visible].tolist()
+    assert seen == {
+        token: prompts[token][position // chunk * chunk :]
+        for token, position in enumerate(forward.positions().tolist())
+    }
+
+
 @given(forward=layouts(), window=st.integers(0, 200))
 @example(layout((0, 0, 65, *[1] * 9)), 64)
 def test_padding_costs_less_than_the_calls_it_saves(forward: ForwardLayout, window: int) -> None:

@@ -3,12 +3,14 @@ from typing import Any
 
 from sglang_prefill_ext.modelmaker.presets import ENCODERS, PRESETS, Preset
 
-UNGROUPED = ("olmo", "olmoe", "deepseek-v2", "deepseek-v3", "glm4-moe-lite")
+LATENT = ("deepseek-v2", "deepseek-v3", "glm4-moe-lite", "kimi-k25", "kimi-linear", "longcat")
+UNGROUPED = ("olmo", "olmoe", *LATENT)
 
 
 def text_shape(preset: Preset) -> Mapping[str, Any]:
     """Arguments of the part that reads text."""
-    return preset.shape.get("text_config", preset.shape)
+    whole = preset.shape.get("thinker_config", preset.shape)
+    return whole.get("text_config", whole)
 
 
 def test_micro_and_tiny_are_the_published_bench_shapes() -> None:
@@ -31,5 +33,6 @@ def test_only_these_presets_have_a_window() -> None:
         *("mistral-sliding", "gemma2", "classifier-gemma2", "gemma3", "gemma3-vl", "gpt-oss"),
         *("gemma4", "gemma4-moe", "gemma4-e"),
         *("cohere2", "exaone4", "granite-swa", "granite-moe-swa"),
-        *("cohere2-moe", "mellum", "laguna", "exaone-moe", "afmoe"),
+        *("cohere2-moe", "cohere2-vision", "mellum", "laguna", "exaone-moe", "afmoe"),
+        *("mimo-v2", "step3p7"),
     }

@@ -69,7 +69,7 @@ def test_saved_model_gives_the_same_logits(
     name: str, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
     model = _random_model(name, tokenizer)
-    save_model(model, tmp_path)
+    save_model(model, PRESETS[name], tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert loaded.dtype == torch.float32
     assert torch.equal(_last_log_probs(loaded, _token_ids()), _last_log_probs(model, _token_ids()))
@@ -87,7 +87,7 @@ def test_saved_model_gives_the_same_logits(
 def test_a_model_is_saved_under_the_name_by_which_sglang_knows_it(
     name: str, architecture: str, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
-    save_model(_random_model(name, tokenizer), tmp_path)
+    save_model(_random_model(name, tokenizer), PRESETS[name], tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["architectures"] == [architecture]
 
@@ -96,13 +96,30 @@ def test_the_part_of_gemma_that_sees_has_its_older_name(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
     model = _random_model("gemma3-vl", tokenizer)
-    save_model(model, tmp_path)
+    save_model(model, PRESETS["gemma3-vl"], tmp_path)
     names = [name for name in load_file(tmp_path / "model.safetensors") if "vision" in name]
     assert names
     assert all(name.startswith("vision_tower.vision_model.") for name in names)
     loaded = AutoModelForImageTextToText.from_pretrained(tmp_path)
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, loaded.get_parameter(name)), name
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("kimi-k25", "language_model.model.layers.1.mlp.experts.3.down_proj.weight"),
+        ("kimi-linear", "model.layers.0.mlp.down_proj.weight"),
+        ("step3p7", "model.layers.1.moe.router_bias"),
+    ],
+)
+def test_weights_and_settings_have_the_names_that_sglang_reads(
+    name: str, published: str, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    save_model(_random_model(name, tokenizer), PRESETS[name], tmp_path)
+    assert published in load_file(tmp_path / "model.safetensors")
+    text = json.loads((tmp_path / "config.json").read_text()).get("text_config", {})
+    assert (text.get("moe_layers_enum") == "1") == (name == "step3p7")
 
 
 def test_favoured_tokens_are_the_likeliest(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -126,5 +143,6 @@ def _token_ids(length: int = 48) -> torch.Tensor:
 
 @torch.inference_mode()
 def _last_log_probs(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
-    logits: torch.Tensor = model(ids, use_cache=False).logits
+    reader = getattr(model, "thinker", model)  # of Qwen3-Omni
+    logits: torch.Tensor = reader(ids, use_cache=False).logits
     return logits[:, -1].log_softmax(-1)

@@ -15,7 +15,11 @@ from sglang_prefill_ext.recurrent.rule import RuleInputs, carry
 HEADS, VALUE_HEADS, DIM, VALUE_DIM = 2, 4, 8, 6
 
 
-def random_inputs(tokens: int, *, delta: bool, seed: int = 0) -> RuleInputs:
+KINDS = ("delta", "channels", "no delta")
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def random_inputs(tokens: int, kind: str, seed: int = 0) -> RuleInputs:
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> Tensor:
@@ -23,12 +27,10 @@ def random_inputs(tokens: int, *, delta: bool, seed: int = 0) -> RuleInputs:
 
     q, k = (normalize(draw(HEADS, DIM), dim=-1) for _ in range(2))
     v, skip = draw(2, VALUE_HEADS, VALUE_DIM).unbind(1)
-    g = -softplus(draw(VALUE_HEADS)) / 8
-    return (
-        RuleInputs(q, k, v, g, draw(VALUE_HEADS).sigmoid())
-        if delta
-        else RuleInputs(q, k, v, g, skip=skip)
-    )
+    g = -softplus(draw(VALUE_HEADS, *[DIM] * (kind == "channels"))) / 8
+    if kind == "no delta":
+        return RuleInputs(q, k, v, g, skip=skip)
+    return RuleInputs(q, k, v, g, draw(VALUE_HEADS).sigmoid())
 
 
 def step_by_step(inputs: RuleInputs, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -38,7 +40,7 @@ def step_by_step(inputs: RuleInputs, state: Tensor) -> tuple[Tensor, Tensor]:
         q, k, v, g = (each[token].double() for each in inputs[:4] if each is not None)
         beta, skip = (None if each is None else each[token].double() for each in inputs[4:])
         q, k = (each.repeat_interleave(VALUE_HEADS // HEADS, dim=0) for each in (q, k))
-        state = g.exp()[:, None, None] * state
+        state = g.exp().view(VALUE_HEADS, 1, -1) * state
         if beta is not None:
             v = beta[:, None] * (v - torch.einsum("hvd,hd->hv", state, k))
         state = state + torch.einsum("hv,hd->hvd", v, k)
@@ -57,11 +59,11 @@ def carried(
     return out
 
 
-@pytest.mark.parametrize("delta", [True, False])
+@each_kind
 @pytest.mark.parametrize("keep", [True, False])
-def test_every_sequence_starts_from_its_state(keep: bool, delta: bool) -> None:
+def test_every_sequence_starts_from_its_state(keep: bool, kind: str) -> None:
     lens, slots = [1, CHUNK, 3, 2 * CHUNK + 7], torch.tensor([3, 0, 1, 2])
-    inputs = random_inputs(sum(lens), delta=delta)
+    inputs = random_inputs(sum(lens), kind)
     states = torch.randn(5, VALUE_HEADS, VALUE_DIM, DIM)
     before = states.clone()
     out = carried(inputs, states, slots, lens, keep=keep)
@@ -78,17 +80,17 @@ def test_every_sequence_starts_from_its_state(keep: bool, delta: bool) -> None:
 
 
 def test_sequences_may_start_from_the_same_state() -> None:
-    inputs, states = random_inputs(6, delta=True), torch.randn(1, VALUE_HEADS, VALUE_DIM, DIM)
+    inputs, states = random_inputs(6, "delta"), torch.randn(1, VALUE_HEADS, VALUE_DIM, DIM)
     out = carried(inputs, states, torch.zeros(2, dtype=torch.int32), [2, 4], keep=False)
     for tokens in (slice(2), slice(2, 6)):
         wanted, _ = step_by_step(inputs.part(tokens), states[0])
         torch.testing.assert_close(out[tokens].double(), wanted, rtol=0, atol=2e-6)
 
 
-@pytest.mark.parametrize("delta", [True, False])
+@each_kind
 @pytest.mark.parametrize("keep", [True, False])
-def test_sequences_without_tokens_change_nothing(keep: bool, delta: bool) -> None:
-    inputs, states = random_inputs(9, delta=delta), torch.randn(3, VALUE_HEADS, VALUE_DIM, DIM)
+def test_sequences_without_tokens_change_nothing(keep: bool, kind: str) -> None:
+    inputs, states = random_inputs(9, kind), torch.randn(3, VALUE_HEADS, VALUE_DIM, DIM)
     alone, wanted_states = inputs.part(slice(7)), states.clone()
     wanted = carried(alone, wanted_states, torch.tensor([2, 1]), [4, 3], keep=keep)
     out = carried(inputs, states, torch.tensor([2, 0, 0, 1, 0]), [4, 0, 0, 3, 0], keep=keep)
@@ -97,9 +99,10 @@ def test_sequences_without_tokens_change_nothing(keep: bool, delta: bool) -> Non
     assert torch.equal(states, wanted_states)
 
 
-@pytest.mark.parametrize("delta", [True, False])
-def test_a_strong_decay_forgets_without_overflow(delta: bool) -> None:
-    inputs = random_inputs(CHUNK, delta=delta)._replace(g=torch.full((CHUNK, VALUE_HEADS), -30.0))
+@each_kind
+def test_a_strong_decay_forgets_without_overflow(kind: str) -> None:
+    inputs = random_inputs(CHUNK, kind)
+    inputs = inputs._replace(g=torch.full_like(inputs.g, -30.0))
     states = torch.full((1, VALUE_HEADS, VALUE_DIM, DIM), 9.0)
     out = carried(inputs, states, torch.tensor([0]), [CHUNK], keep=True)
     wanted, left = step_by_step(inputs, torch.full_like(states[0], 9.0))

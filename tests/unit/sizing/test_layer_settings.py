@@ -11,8 +11,9 @@ import pytest
 import torch
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.configs.qwen3_5 import Qwen3_5MoeTextConfig, Qwen3_5TextConfig
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM
 
+from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.modelmaker.multimodal import MULTIMODAL
 from sglang_prefill_ext.modelmaker.presets import FAMILIES, PRESETS
 from sglang_prefill_ext.sizing.layer_settings import layer_kinds, sublayers_of
@@ -22,16 +23,29 @@ from sglang_prefill_ext.sizing.recurrences import DeltaRule, ShortConvolution, S
 from sglang_prefill_ext.sizing.sublayers import Experts, LayerEmbedding, Mlp
 from tests.unit.sizing.models import DELTA, SIZES
 
+_OTHER_PARTS = ("vision", "visual", "audio", "multi_modal", "mm_projector")
 RECURRENT = ("qwen3.5", "qwen3-next", "granite4", "falcon-h1", "nemotron-h", "lfm2-moe")
 PLAIN = Attention(256, 8, 4, 32)
 
 
-@pytest.mark.parametrize("preset", [*FAMILIES, *MULTIMODAL])
+UNCOUNTED = ("kimi-linear", "longcat", "step3p7")
+"""Presets of models that `plan` does not count."""
+
+
+@pytest.mark.parametrize("preset", UNCOUNTED)
+def test_models_that_are_not_counted_are_named(
+    preset: str, model_dir: Callable[[str], Path]
+) -> None:
+    with pytest.raises(ConfigError, match="not that of a decoder that can be counted"):
+        ModelShape.from_directory(model_dir(preset))
+
+
+@pytest.mark.parametrize("preset", sorted({*FAMILIES, *MULTIMODAL} - {*UNCOUNTED}))
 def test_all_weights_are_those_that_transformers_makes(preset: str) -> None:
     made = PRESETS[preset]
     config = AutoConfig.for_model(made.model_type, **made.shape)
     config.get_text_config().pad_token_id = 0
-    kind = AutoModelForImageTextToText if made.images else AutoModelForCausalLM
+    kind = AutoModelForMultimodalLM if made.images else AutoModelForCausalLM
     with torch.device("meta"):
         model = kind.from_config(config)
     shape = ModelShape.of_config(config.to_dict())
@@ -44,7 +58,7 @@ def text_weights(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     return (
         (name, weight)
         for name, weight in model.named_parameters()
-        if not any(part in name for part in ("vision", "visual", "multi_modal"))
+        if not any(part in name for part in _OTHER_PARTS)
     )
 
 

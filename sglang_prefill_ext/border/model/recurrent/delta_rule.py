@@ -5,10 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import torch
-from sglang.kernels.ops.attention.fla.chunk_delta_h import (
-    chunk_gated_delta_rule_fwd_kernel_h_blockdim64,
-)
 from sglang.kernels.ops.attention.fla.chunk_fwd import chunk_gated_delta_rule_fwd_intra
 from sglang.kernels.ops.attention.fla.chunk_o import chunk_fwd_kernel_o
 from sglang.kernels.ops.attention.fla.cumsum import chunk_local_cumsum
@@ -16,6 +12,8 @@ from sglang.kernels.ops.attention.fla.l2norm import l2norm_fwd
 from sglang.kernels.ops.attention.linear.fused_gdn_gating import fused_gdn_gating
 from torch import Tensor
 
+from sglang_prefill_ext.border.model.recurrent import kimi_delta
+from sglang_prefill_ext.border.model.recurrent.chunk_states import carried_over_chunks
 from sglang_prefill_ext.layout.recurrence_parts import CHUNK
 from sglang_prefill_ext.recurrent.device_part import DevicePart
 from sglang_prefill_ext.recurrent.inputs import delta_rule_inputs
@@ -30,28 +28,37 @@ from sglang_prefill_ext.recurrent.rule import RuleInputs
 _BLOCK_D, _BLOCK_V = 128, 64
 """Of `chunk_fwd_kernel_o`, as SGLang launches it."""
 
-_NOT_USED: dict[str, Any] = {
-    **{"gk": None, "USE_GK": False, "USE_EXP2": False, "NT_BUCKET": 0, "TRACK_STATE": False},
-    **{"track_state": None, "track_chunk_idx": None, "stride_track_state": 0},
-}
-"""Of the kernel that goes from chunk to chunk. `NT_BUCKET` would only name forms of it."""
-
 
 def delta_inputs(layer: Any, mixed: Tensor, a: Tensor, b: Tensor) -> RecurrentInputs:
     """The inputs of a `RadixLinearAttention`, which carries the weights of its layer.
 
     Args:
-        mixed: ``[T, C]``, queries, keys and values; a, b: ``[T, HV]``.
+        mixed: ``[T, C]``, queries, keys and values.
+        a, b: ``[T, HV]``; of Kimi Linear, whose keys decay channel by channel, ``[1, T, H, D]`` and
+            ``[1, T, H]``.
     """
-    weights = (layer.A_log, layer.dt_bias)
     keys = (layer.num_k_heads, layer.head_k_dim)
+    if a.ndim == 4:
+        a, b = a[0], b[0]
+        of_torch, of_kernels = kimi_delta.ways(layer)
+    else:
+        of_torch, of_kernels = ways(layer)
     rule = LayerRule(
         heads=(keys, keys, (layer.num_v_heads, layer.head_v_dim)),
         state_shape=state_shape(layer),
-        torch=by_torch(partial(delta_rule_inputs, *weights)),
-        kernels=RuleWay(partial(kernel_inputs, *weights), carry),
+        torch=of_torch,
+        kernels=of_kernels,
     )
     return RecurrentInputs(mixed, layer.conv_weights, layer.bias, rule, (a, b))
+
+
+def ways(layer: Any) -> tuple[RuleWay, RuleWay]:
+    """By torch, and by kernels: the rule of a layer whose heads decay."""
+    weights = (layer.A_log, layer.dt_bias)
+    return (
+        by_torch(partial(delta_rule_inputs, *weights)),
+        RuleWay(partial(kernel_inputs, *weights), carry),
+    )
 
 
 def state_shape(layer: Any) -> tuple[int, int, int]:
@@ -75,19 +82,14 @@ def carry(inputs: RuleInputs, states: Tensor, part: DevicePart, out: Tensor) -> 
     """
     q, k, v, g, beta = (each[None] for each in inputs[:5] if each is not None)
     (tokens, heads, value_dim), (key_heads, dim) = inputs.v.shape, inputs.q.shape[1:]
-    sizes = {"T": tokens, "H": heads, "Hg": key_heads, "K": dim, "V": value_dim, "BT": CHUNK}
     chunks, _ = part.lists
     lists = {"cu_seqlens": part.bounds, "chunk_indices": chunks}
     g = chunk_local_cumsum(g, chunk_size=CHUNK, **lists)
     w, u, _ = chunk_gated_delta_rule_fwd_intra(k=k, v=v, g=g, beta=beta, **lists)
-    new = torch.empty_like(u)
-    before = k.new_empty(len(chunks), heads, value_dim, dim)
-    _go_from_chunk_to_chunk(
-        {"k": k, "v": u, "w": w, "v_new": new, "g": g, "h": before}, states, part, sizes
-    )
+    before, new = carried_over_chunks(k, w, u, states, part, g=g)
     chunk_fwd_kernel_o[(-(-value_dim // _BLOCK_V), len(chunks), heads)](
         *(q, k, new, before, g, out, part.bounds, chunks, dim**-0.5),
-        **sizes,
+        **{"T": tokens, "H": heads, "Hg": key_heads, "K": dim, "V": value_dim, "BT": CHUNK},
         BK=_BLOCK_D,
         BV=_BLOCK_V,
         USE_G=True,
@@ -95,31 +97,3 @@ def carry(inputs: RuleInputs, states: Tensor, part: DevicePart, out: Tensor) -> 
         num_warps=4,
         num_stages=2,
     )
-
-
-def _go_from_chunk_to_chunk(
-    tensors: dict[str, Tensor], states: Tensor, part: DevicePart, sizes: dict[str, int]
-) -> None:
-    """Write the state before each chunk, and what its tokens add; carry states, stage by stage."""
-    _, chunk_bounds = part.lists
-    for ends, bounds, slots, keep in part.stages():
-        programs = sizes["H"] * len(slots)
-
-        def grid(form: dict[str, int], programs: int = programs) -> tuple[int, int]:
-            return -(-sizes["V"] // form["BV"]), programs
-
-        chunk_gated_delta_rule_fwd_kernel_h_blockdim64[grid](
-            **tensors,
-            initial_state=states,
-            initial_state_indices=slots,
-            stride_init_state=states.stride(0),
-            cu_seqlens=bounds,
-            chunk_offsets=chunk_bounds[ends],
-            **sizes,
-            USE_G=True,
-            USE_INITIAL_STATE=True,
-            INPLACE_UPDATE=keep,
-            SAVE_NEW_VALUE=True,
-            IS_VARLEN=True,
-            **_NOT_USED,
-        )

@@ -93,6 +93,7 @@ class Layer(FusedMoE):  # type: ignore[misc]
     def __init__(self, backend: MoeRunnerBackend, wrong: int | None = 0) -> None:
         nn.Module.__init__(self)
         self.quant_method = self
+        self.moe_runner_config = SimpleNamespace(apply_router_weight_on_input=False)
         self.num_experts = self.num_local_experts = 8
         self.top_k, self.hidden_size, self.params_dtype = 2, 4, torch.float32
         self.backend, self.wrong = backend, wrong

@@ -176,6 +176,7 @@ class Layer:
     ) -> None:
         self._call, self.fails_with, self.loses_pairs = call, fails_with, loses_pairs
         self.quant_method = self
+        self.moe_runner_config = SimpleNamespace(apply_router_weight_on_input=False)
         self.top_k, self.num_experts = call.top_k, len(call.w1)
         self.num_local_experts = self.num_experts
         self.hidden_size, self.params_dtype = 64, call.dtype

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_prefill_ext.border.model import expert_setup
+from sglang_prefill_ext.border.model import expert_layers, expert_setup
 from sglang_prefill_ext.border.model.expert_hook import EXPERTS, LEAST_TOKENS
 from sglang_prefill_ext.moe.blocks import Entry
 
@@ -66,3 +66,24 @@ def test_every_entry_runs_in_all_forms(
         for entry in ENTRIES:
             served = (forms(tokens, top_k, entry.block) for tokens in range(LEAST_TOKENS, 5000))
             assert set().union(*served) <= ran[entry]
+
+
+@pytest.mark.parametrize(("on_input", "dtype"), [(False, torch.float32), (True, torch.bfloat16)])
+def test_weights_of_experts_have_the_dtype_of_serving(on_input: bool, dtype: torch.dtype) -> None:
+    """With another one, Triton would compile SGLang's kernel again."""
+    seen: list[torch.dtype] = []
+    layer: Any = SimpleNamespace(
+        top_k=1,
+        num_experts=4,
+        num_local_experts=4,
+        hidden_size=8,
+        params_dtype=torch.bfloat16,
+        moe_runner_config=SimpleNamespace(apply_router_weight_on_input=on_input),
+        quant_method=SimpleNamespace(
+            apply=lambda layer, dispatch_output: seen.append(
+                dispatch_output.topk_output.topk_weights.dtype
+            )
+        ),
+    )
+    expert_layers.expert_work(layer, 3, torch.device("cpu"))()
+    assert seen == [dtype]

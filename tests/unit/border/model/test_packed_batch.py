@@ -83,6 +83,21 @@ def test_layers_with_the_number_of_an_earlier_one_use_its_keys_and_values() -> N
     assert [each.tolist() for each in seen] == 2 * [TOKENS.tolist(), (2 * TOKENS).tolist()]
 
 
+def test_each_layer_has_its_own_chunks() -> None:
+    seen: list[int] = []
+
+    def attend(_layer: int, inputs: LayerInputs) -> torch.Tensor:
+        seen.append(inputs.chunk)
+        return inputs.q
+
+    backend = PackedAttentionBackend(STOCK, last_layer=3, chunks={1: 8})
+    batch: Any = SimpleNamespace(read_at=None, attend=attend, latents=None)
+    for number in range(2):
+        layer: Any = SimpleNamespace(layer_id=number, **LAYER)
+        backend.forward_extend(TOKENS, TOKENS, TOKENS, layer, batch)
+    assert seen == [0, 8]
+
+
 def test_what_packed_attention_does_not_know_is_an_error() -> None:
     layer: Any = SimpleNamespace(layer_id=0, **LAYER)
     backend, batch = PackedAttentionBackend(STOCK, last_layer=3), SimpleNamespace(read_at=None)

@@ -1,0 +1,161 @@
+"""Mixtures of experts that read images or hear sounds too: pure data."""
+
+from collections.abc import Mapping
+
+from sglang_prefill_ext.modelmaker.families import SLIDING
+from sglang_prefill_ext.modelmaker.latent import DEEPSEEK_YARN, LATENT
+from sglang_prefill_ext.modelmaker.multimodal_parts import (
+    QWEN,
+    QWEN3_ROTARY,
+    QWEN3_VISION,
+    ROTARY,
+    VISION,
+    Multimodal,
+)
+
+MULTIMODAL_MIXTURES: Mapping[str, Multimodal] = {
+    # Three layers of attention within chunks, then one without positions, which scale its queries.
+    # In every other layer, experts whose inputs are weighted.
+    "llama4": Multimodal(
+        "llama4",
+        {
+            "num_hidden_layers": 4,
+            "intermediate_size_mlp": 256,
+            "intermediate_size": 96,
+            "num_local_experts": 4,
+            "interleave_moe_layer_step": 2,
+            "attention_chunk_size": 48,
+            "floor_scale": 16,
+            "attn_scale": 0.5,
+        },
+        {
+            "boi_token_index": 3,
+            "eoi_token_index": 4,
+            "image_token_index": 5,
+            "vision_config": VISION
+            | {
+                "intermediate_size": 128,
+                "vision_output_dim": 32,
+                "projector_input_dim": 32,
+                "projector_output_dim": 32,
+                "rope_parameters": ROTARY,
+            },
+        },
+    ),
+    "kimi-k25": Multimodal(
+        "kimi_k25",
+        {
+            "model_type": "deepseek_v3",
+            **LATENT,
+            **DEEPSEEK_YARN,
+            "q_lora_rank": 48,
+            "n_group": 1,
+            "topk_group": 1,
+            # The rest is read by SGLang only.
+            "architectures": ["DeepseekV3ForCausalLM"],
+            "topk_method": "noaux_tc",
+            "scoring_func": "sigmoid",
+        },
+        {
+            "vision_start_token_id": 3,
+            "vision_end_token_id": 4,
+            "image_token_id": 5,
+            "video_token_id": 6,
+            "projection_hidden_size": 32,
+            "vision_config": {
+                "hidden_size": 32,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "intermediate_size": 64,
+                "pos_emb_height": 2,
+                "pos_emb_width": 2,
+                # The rest is read by SGLang only.
+                "init_pos_emb_height": 2,
+                "init_pos_emb_width": 2,
+                "text_hidden_size": 128,
+                "vt_hidden_size": 32,
+            },
+        },
+    ),
+    # Gated attention; the layer with a window has more heads, experts and a shared one.
+    "step3p7": Multimodal(
+        "step3p7",
+        {
+            **SLIDING,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "num_attention_groups": 2,
+            "attention_other_setting": {"num_attention_heads": 4, "num_attention_groups": 2},
+            "moe_layers_enum": "1",
+            "moe_num_experts": 4,
+            "moe_top_k": 2,
+            "moe_intermediate_size": 96,
+            "moe_router_scaling_factor": 1.5,
+            "share_expert_dim": 192,
+            "swiglu_limits": [0, 0],
+            "swiglu_limits_shared": [0, 0.5],
+            "rope_theta": [10_000.0, 5_000.0],
+            "partial_rotary_factors": [0.5, 1.0],
+            # The rest is read by SGLang only.
+            "use_head_wise_attn_gate": True,
+            "use_moe_router_bias": True,
+            "need_fp32_gate": True,
+        },
+        {
+            "image_token_id": 5,
+            "vision_config": {
+                "width": 32,
+                "layers": 1,
+                "heads": 2,
+                "image_size": 28,
+                "patch_size": 14,
+                "mlp_ratio": 2.0,
+            },
+        },
+    ),
+    "qwen3-omni": Multimodal(
+        "qwen3_omni_moe",
+        {
+            "rope_parameters": QWEN3_ROTARY,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 96,
+        },
+        {
+            **QWEN,
+            "audio_token_id": 7,
+            "audio_start_token_id": 8,
+            "audio_end_token_id": 9,
+            "vision_config": QWEN3_VISION | {"deepstack_visual_indexes": [0]},
+            "audio_config": {
+                "encoder_layers": 1,
+                "encoder_attention_heads": 2,
+                "encoder_ffn_dim": 64,
+                "d_model": 32,
+                "num_mel_bins": 16,
+                "output_dim": 128,
+                "downsample_hidden_size": 16,
+            },
+        },
+    ),
+    "cohere2-vision": Multimodal(
+        "cohere2_vision",
+        {
+            "model_type": "cohere2_moe",
+            **SLIDING,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "num_shared_experts": 1,
+            "mlp_layer_types": ["sparse", "sparse"],
+            "expert_selection_fn": "sigmoid",
+            "tie_word_embeddings": True,
+            "logit_scale": 1.0,  # Hugging Face leaves it out
+        },
+        {
+            "vision_config": VISION | {"model_type": "siglip_vision_model"},
+            "image_token_id": 5,
+            "downsample_factor": 1,
+            "alignment_intermediate_size": 64,
+            "tie_word_embeddings": True,
+        },
+    ),
+}

@@ -1,0 +1,166 @@
+"""SGLang's kernels of Kimi's delta attention, as packed forwards call them, against torch."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import triton.language as tl
+from sglang.kernels.ops.attention.fla import (
+    chunk_delta_h,
+    chunk_intra,
+    chunk_intra_token_parallel,
+    cumsum,
+    kda,
+    op,
+    utils,
+)
+from sglang.srt.layers.attention.linear.kernels.kda_triton import TritonKDAKernel
+from torch import Tensor
+from triton.runtime import interpreter
+
+from sglang_prefill_ext.border.model.recurrent import kimi_delta
+from sglang_prefill_ext.border.model.recurrent.kimi_delta import carry, kernel_inputs
+from sglang_prefill_ext.layout.recurrence_parts import Room
+from sglang_prefill_ext.recurrent.inputs import delta_rule_inputs
+from sglang_prefill_ext.recurrent.layers import by_torch
+from tests.kernels.recurrent.parts import joined_part, part_of
+
+pytestmark = pytest.mark.filterwarnings("ignore:tl.make_block_ptr is deprecated")
+
+HEADS, DIM = 2, 64
+LENS = [3, 70, 1]
+TUNED = (
+    chunk_intra.chunk_kda_fwd_kernel_inter_solve_fused,
+    chunk_intra_token_parallel.chunk_kda_fwd_kernel_intra_token_parallel,
+    cumsum.chunk_local_cumsum_vector_kernel,
+    kda.chunk_gla_fwd_kernel_o,
+    kda.recompute_w_u_fwd_kernel,
+    chunk_delta_h.chunk_gated_delta_rule_fwd_kernel_h_blockdim64,
+)
+
+
+class Builder(interpreter.InterpreterBuilder):
+    """Multiplies bfloat16 as numbers; Triton's own interpreter would multiply their bits."""
+
+    def create_dot(self, a: Any, b: Any, *more: Any) -> Any:
+        return super().create_dot(*(self._wide(each) for each in (a, b)), *more)
+
+    def _wide(self, factor: Any) -> Any:
+        return self.cast_impl(factor, tl.float32) if factor.dtype == tl.bfloat16 else factor
+
+
+@pytest.fixture(autouse=True)
+def _as_interpreted(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the interpreter run SGLang's kernels, see `test_delta_rule`."""
+    if device.type == "cuda":
+        return
+    monkeypatch.setattr(utils, "custom_device_ctx", lambda _index: nullcontext())
+    for kernel in TUNED:
+        tuner: Any = kernel
+        while not hasattr(tuner, "configs") and hasattr(tuner, "fn"):
+            tuner = tuner.fn
+        if hasattr(tuner, "configs"):
+            monkeypatch.setattr(tuner, "configs", tuner.configs[:1])
+    monkeypatch.setattr(interpreter.interpreter_builder, "__class__", Builder)
+    for module in (op, chunk_delta_h, chunk_intra, chunk_intra_token_parallel, kda):
+        monkeypatch.setattr(module, "exp", lambda x: tl.exp(x), raising=False)
+        monkeypatch.setattr(module, "exp2", lambda x: tl.exp2(x), raising=False)
+
+
+def drawn(
+    device: torch.device, seed: int, tokens: int = sum(LENS)
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Weights, ``[H, 1]`` and ``[H, D]``; then queries, keys, values, and both gates."""
+    draw = partial(torch.randn, generator=torch.Generator().manual_seed(seed))
+    wide = draw(4, tokens, HEADS, DIM).to(device, torch.float16)
+    # Decays are weak, as in trained models: SGLang divides by those of up to 16 tokens.
+    weights = [draw(HEADS, 1).to(device), draw(HEADS, DIM).to(device) - 4]
+    return weights, [*wide, draw(tokens, HEADS).to(device, torch.float16)]
+
+
+@pytest.mark.parametrize(
+    ("keep", "slots", "fused"), [(True, [2, 0, 1], 256), (False, [1, 1, 0], 0)]
+)
+def test_both_ways_agree(
+    device: torch.device,
+    keep: bool,
+    slots: list[int],
+    fused: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kimi_delta, "_FUSED_PROGRAMS", fused)
+    weights, inputs = drawn(device, 1)
+    of_sglang, of_torch = kernel_inputs(*weights, *inputs), delta_rule_inputs(*weights, *inputs)
+    compared = of_torch._replace(q=of_torch.q * DIM**0.5)
+    for one, other in zip(of_sglang[:5], compared[:5], strict=True):
+        assert one is not None
+        assert other is not None
+        torch.testing.assert_close(one.float(), other.float(), rtol=1e-3, atol=1e-3)
+    states = torch.randn(3, HEADS, DIM, DIM, generator=torch.Generator().manual_seed(3)).to(device)
+    kept, wanted_kept = states.clone(), states.clone()
+    found, wanted = torch.full_like(inputs[2], torch.nan), torch.full_like(inputs[2], torch.nan)
+    part = part_of(LENS, slots, device, keep=keep)
+    carry(of_sglang, kept, part, found)
+    by_torch(delta_rule_inputs).carry(of_torch, wanted_kept, part, wanted)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=2e-2)
+    torch.testing.assert_close(kept, wanted_kept, rtol=0, atol=2e-2)
+    assert torch.equal(kept, states) != keep
+
+
+def test_the_kernels_are_called_as_by_sglang(device: torch.device) -> None:
+    """Apart from the lists of chunks, which SGLang makes itself."""
+    weights, (q, k, v, a, b) = drawn(device, 2)
+    inputs = kernel_inputs(*weights, q, k, v, a, b)
+    states = torch.randn(3, HEADS, DIM, DIM, generator=torch.Generator().manual_seed(4)).to(device)
+    part = part_of(LENS, [0, 2, 1], device, keep=True)
+    own, of_sglang, found = states.clone(), states.clone(), torch.full_like(v, torch.nan)
+    carry(inputs, own, part, found)
+    assert inputs.beta is not None
+    wanted = TritonKDAKernel().extend(
+        *(q[None], k[None], v[None].clone(), inputs.g[None], inputs.beta[None]),
+        ssm_states=of_sglang,
+        cache_indices=part.slots,
+        query_start_loc=part.bounds,
+    )
+    assert torch.equal(found, wanted[0])
+    assert torch.equal(own, of_sglang)
+
+
+@pytest.mark.parametrize(
+    ("prefixes", "rows", "slots"),
+    [([3, 70], [1, 66, 5], [2, 0, 1]), ([], [65, 4], [0, 0]), ([7], [2, 3], [1, 1])],
+)
+@pytest.mark.parametrize("roomy", [True, False])
+@pytest.mark.parametrize("fused", [0, 1 << 20])
+def test_rows_start_behind_prefixes_of_the_same_part(
+    device: torch.device,
+    prefixes: list[int],
+    rows: list[int],
+    slots: list[int],
+    roomy: bool,
+    fused: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As by a part of prefixes and one of rows; what a part has room for changes nothing."""
+    monkeypatch.setattr(kimi_delta, "_FUSED_PROGRAMS", fused)
+    first, tokens = sum(prefixes), sum(prefixes) + sum(rows)
+    weights, inputs_of_all = drawn(device, 5, tokens)
+    inputs = kernel_inputs(*weights, *inputs_of_all)
+    states = torch.zeros(3, HEADS, DIM, DIM, device=device)
+    wanted_states, wanted = states.clone(), torch.full_like(inputs.v, torch.nan)
+    of_prefixes = [*range(1, len(prefixes) + 1)]
+    if prefixes:
+        part = part_of(prefixes, of_prefixes, device, keep=True)
+        carry(inputs.part(slice(first)), wanted_states, part, wanted[:first])
+    part = part_of(rows, slots, device, keep=False)
+    carry(inputs.part(slice(first, None)), wanted_states, part, wanted[first:])
+    found = torch.full_like(inputs.v, torch.nan)
+    room = Room.within(tokens, 3, 4) if roomy else None
+    carry(inputs, states, joined_part(prefixes, of_prefixes, rows, slots, device, room), found)
+    assert torch.equal(found, wanted)
+    assert torch.equal(states, wanted_states)
+    assert found.isfinite().all()
