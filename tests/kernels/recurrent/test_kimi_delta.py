@@ -131,18 +131,22 @@ def test_the_kernels_are_called_as_by_sglang(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize(
-    ("prefixes", "rows", "slots"),
-    [([3, 70], [1, 66, 5], [2, 0, 1]), ([], [65, 4], [0, 0]), ([7], [2, 3], [1, 1])],
+    ("fused", "prefixes", "rows", "slots"),
+    [
+        (1 << 20, [3, 70], [1, 66, 5], [2, 0, 1]),
+        (1 << 20, [], [65, 4], [0, 0]),
+        (1 << 20, [7], [2, 3], [1, 1]),
+        (0, [7], [2, 3], [1, 1]),  # a program for each token
+    ],
 )
 @pytest.mark.parametrize("roomy", [True, False])
-@pytest.mark.parametrize("fused", [0, 1 << 20])
 def test_rows_start_behind_prefixes_of_the_same_part(
     device: torch.device,
+    fused: int,
     prefixes: list[int],
     rows: list[int],
     slots: list[int],
     roomy: bool,
-    fused: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As by a part of prefixes and one of rows; what a part has room for changes nothing."""
