@@ -67,7 +67,6 @@ LATENT_MIXTURES: Mapping[str, Family] = {
         **{name: LATENT[name] for name in LATENT if name not in DENSE_THEN_SHARED}
         | {"kv_lora_rank": 128},
         num_layers=2,
-        hidden_size=256,  # SGLang's kernel for the latter computes multiples of 256
         q_lora_rank=128,
         ffn_hidden_size=256,
         n_routed_experts=4,

@@ -10,7 +10,7 @@ import torch
 from sglang.srt.layers.attention.linear.kda_backend import KDAAttnBackend
 from sglang.srt.layers.layernorm import Gemma4RMSNorm
 from sglang.srt.layers.moe import fused_moe_native
-from sglang.srt.models import afmoe, ernie4, llama4, minimax_m2, nemotron_h
+from sglang.srt.models import afmoe, ernie4, llama4, longcat_flash, minimax_m2, nemotron_h
 
 from sglang_prefill_ext.border import patches
 from sglang_prefill_ext.border.cpu.state_pool import carried_over_pool
@@ -81,6 +81,20 @@ def channels_in_torch(
     return carried_over_pool(inputs, cache, slots, lens, begins)[None]
 
 
+def idle_experts_in_torch(
+    expert_indices: torch.Tensor,
+    expert_scales: torch.Tensor,
+    num_experts: int,
+    zero_expert_type: str,
+    hidden_states: torch.Tensor,
+) -> torch.Tensor:
+    """Stands in for LongCat's experts that do nothing, whose kernel takes long to interpret."""
+    idle = expert_indices >= num_experts
+    passed = (expert_scales * idle).sum(dim=-1, keepdim=True) * hidden_states
+    expert_indices[idle], expert_scales[idle] = 0, 0.0
+    return passed
+
+
 def norms_in_torch(
     norms: Any, q: torch.Tensor, k: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -102,6 +116,7 @@ def without_a_gpu() -> None:
     """Change SGLang's models that would fail without a GPU, so that they run."""
     ernie4._is_cpu = True  # as on SGLang's own CPU platform; otherwise its router fails
     afmoe.fused_moe = experts_in_torch
+    longcat_flash.zero_experts_compute_triton = idle_experts_in_torch
     minimax_m2.MiniMaxM2QKRMSNorm._forward_naive = norms_in_torch
     fused_moe_native.moe_forward_native = all_experts_in_torch
     # On a CPU, Llama 4 would leave out positions and round to bfloat16.
