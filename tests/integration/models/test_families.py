@@ -40,8 +40,8 @@ run the others."""
 NO_OVERRIDES = ("gemma4-e",)
 """Layers of this model look the tokens up, too."""
 
-RECURRENT = tuple(each for each in PACKED if each.startswith(("qwen3.5", "qwen3-next", "lfm2")))
-"""Models with recurrent layers that graphs replay."""
+RECURRENT = ("qwen3.5", "lfm2", "kimi-linear")
+"""A model of each kind of recurrent layers that graphs replay."""
 
 WAYS = ("one_forward", "small_budget", "overridden")
 each_family = pytest.mark.parametrize("family", PACKED)

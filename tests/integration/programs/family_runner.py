@@ -91,6 +91,8 @@ ARGS = (
 HALF = "bfloat16:"
 BUDGETS = {"one_forward": 16_384, "small_budget": 64}
 """Tokens of one forward; with the small one, prefixes are computed in chunks and held."""
+REPLAYED = {"Qwen3_5ForCausalLM", "Lfm2ForCausalLM", "KimiLinearForCausalLM"}
+"""A model of each kind of recurrent layers that graphs replay."""
 GRAPH_TOKENS = 256
 """More than any request has, with room for 16 rows."""
 SHAPES = ((40, 2, 8), (7, 50, 5), (150, 9, 12), (0, 20, 4), (33, 4, 1))
@@ -328,7 +330,7 @@ def numbers(runner: Any, tokenizer: Any, directory: str) -> dict[str, Any]:
         results["overridden"] = [packed(model, overridden(runner, rows), 64) for rows in work]
     unchanged = untouched(before, pools(runner))
     graphs = {}
-    if model.recurrence is not None and model.recurrence.is_replayable:
+    if name in REPLAYED:
         results["graphs"], graphs = replayed(model, work)
     hugging_face = [
         [exact_logits(reference, p, first=name in POSITIONS_FROM_1) for p in prompts(rows)]
