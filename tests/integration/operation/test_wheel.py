@@ -38,10 +38,11 @@ def give_byte_code(python: Path) -> None:
     """
     ours = Path(sysconfig.get_path("purelib"))
     (theirs,) = python.parents[1].glob("lib/python*/site-packages")
-    for cache in ours.rglob("__pycache__"):
-        target = theirs / cache.relative_to(ours)
-        if target.parent.is_dir():
-            shutil.copytree(cache, target, dirs_exist_ok=True)
+    for file in ours.rglob("__pycache__/*.pyc"):
+        target = theirs / file.relative_to(ours)
+        if target.parents[1].is_dir() and not target.exists():  # some wheels have byte code
+            target.parent.mkdir(exist_ok=True)
+            shutil.copyfile(file, target)
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,8 @@ import torch
 
 from sglang_prefill_ext.layout.recurrence_parts import Part, Room, Sequences
 from sglang_prefill_ext.recurrent.device_part import DevicePart
+from sglang_prefill_ext.recurrent.layers import RuleWay
+from sglang_prefill_ext.recurrent.rule import RuleInputs
 
 
 def part_of(
@@ -30,6 +32,36 @@ def joined_part(
     """Prefixes, and behind them rows; see `Part.joined`."""
     first, others = _sequences(prefixes, slots_of_prefixes), _sequences(rows, slots_of_rows)
     return _on(device, Part.joined(0, first, others, room))
+
+
+def assert_joined_as_apart(
+    way: RuleWay,
+    inputs: RuleInputs,
+    prefixes: list[int],
+    rows: list[int],
+    slots: list[int],
+    *,
+    roomy: bool,
+) -> None:
+    """Prefixes and rows in one part are carried as in two, whatever that part has room for.
+
+    Args:
+        slots: of the rows; those of the prefixes are 1, 2, ...
+    """
+    device, (tokens, heads, value_dim) = inputs.v.device, inputs.v.shape
+    first, of_prefixes = sum(prefixes), [*range(1, len(prefixes) + 1)]
+    states = torch.zeros(3, heads, value_dim, inputs.q.shape[-1], device=device)
+    wanted_states, wanted = states.clone(), torch.full_like(inputs.v, torch.nan)
+    if prefixes:
+        part = part_of(prefixes, of_prefixes, device, keep=True)
+        way.carry(inputs.part(slice(first)), wanted_states, part, wanted[:first])
+    part = part_of(rows, slots, device, keep=False)
+    way.carry(inputs.part(slice(first, None)), wanted_states, part, wanted[first:])
+    found, room = torch.full_like(wanted, torch.nan), Room.within(tokens, 3, 4) if roomy else None
+    way.carry(inputs, states, joined_part(prefixes, of_prefixes, rows, slots, device, room), found)
+    assert torch.equal(found, wanted)
+    assert torch.equal(states, wanted_states)
+    assert found.isfinite().all()
 
 
 def _sequences(lens: list[int], slots: list[int]) -> Sequences:

@@ -9,11 +9,10 @@ import torch
 from sglang.srt.layers.attention.linear.kernels.gdn_triton import TritonGDNKernel
 
 from sglang_prefill_ext.border.model.recurrent.delta_rule import carry, kernel_inputs
-from sglang_prefill_ext.layout.recurrence_parts import Room
 from sglang_prefill_ext.recurrent.inputs import delta_rule_inputs
-from sglang_prefill_ext.recurrent.layers import by_torch
+from sglang_prefill_ext.recurrent.layers import RuleWay, by_torch
 from tests.kernels.recurrent.interpreted import delta_rule_interpreted  # noqa: F401
-from tests.kernels.recurrent.parts import joined_part, part_of
+from tests.kernels.recurrent.parts import assert_joined_as_apart, part_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:tl.make_block_ptr is deprecated")
 
@@ -93,22 +92,9 @@ def test_rows_start_behind_prefixes_of_the_same_part(
 ) -> None:
     """As by a part of prefixes and one of rows; what a part has room for changes nothing."""
     draw = partial(torch.randn, generator=torch.Generator().manual_seed(3))
-    first, tokens = sum(prefixes), sum(prefixes) + sum(rows)
+    tokens = sum(prefixes) + sum(rows)
     q, k = draw(2, tokens, HEADS, DIM).to(device, dtype)
     v = draw(tokens, VALUE_HEADS, DIM).to(device, dtype)
     a, b = draw(2, tokens, VALUE_HEADS).to(device, dtype)
-    inputs = kernel_inputs(*draw(2, VALUE_HEADS).to(device), q, k, v, a, b)
-    states = torch.zeros(3, VALUE_HEADS, DIM, DIM, device=device)
-    wanted_states, wanted = states.clone(), torch.full_like(v, torch.nan)
-    of_prefixes = [*range(1, len(prefixes) + 1)]
-    if prefixes:
-        part = part_of(prefixes, of_prefixes, device, keep=True)
-        carry(inputs.part(slice(first)), wanted_states, part, wanted[:first])
-    part = part_of(rows, slots, device, keep=False)
-    carry(inputs.part(slice(first, None)), wanted_states, part, wanted[first:])
-    found = torch.full_like(v, torch.nan)
-    room = Room.within(tokens, 3, 4) if roomy else None
-    carry(inputs, states, joined_part(prefixes, of_prefixes, rows, slots, device, room), found)
-    assert torch.equal(found, wanted)
-    assert torch.equal(states, wanted_states)
-    assert found.isfinite().all()
+    way = RuleWay(partial(kernel_inputs, *draw(2, VALUE_HEADS).to(device)), carry)
+    assert_joined_as_apart(way, way.prepare(q, k, v, a, b), prefixes, rows, slots, roomy=roomy)

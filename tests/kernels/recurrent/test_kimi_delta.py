@@ -24,10 +24,9 @@ from triton.runtime import interpreter
 
 from sglang_prefill_ext.border.model.recurrent import kimi_delta
 from sglang_prefill_ext.border.model.recurrent.kimi_delta import carry, kernel_inputs
-from sglang_prefill_ext.layout.recurrence_parts import Room
 from sglang_prefill_ext.recurrent.inputs import delta_rule_inputs
-from sglang_prefill_ext.recurrent.layers import by_torch
-from tests.kernels.recurrent.parts import joined_part, part_of
+from sglang_prefill_ext.recurrent.layers import RuleWay, by_torch
+from tests.kernels.recurrent.parts import assert_joined_as_apart, part_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:tl.make_block_ptr is deprecated")
 
@@ -151,20 +150,6 @@ def test_rows_start_behind_prefixes_of_the_same_part(
 ) -> None:
     """As by a part of prefixes and one of rows; what a part has room for changes nothing."""
     monkeypatch.setattr(kimi_delta, "_FUSED_PROGRAMS", fused)
-    first, tokens = sum(prefixes), sum(prefixes) + sum(rows)
-    weights, inputs_of_all = drawn(device, 5, tokens)
-    inputs = kernel_inputs(*weights, *inputs_of_all)
-    states = torch.zeros(3, HEADS, DIM, DIM, device=device)
-    wanted_states, wanted = states.clone(), torch.full_like(inputs.v, torch.nan)
-    of_prefixes = [*range(1, len(prefixes) + 1)]
-    if prefixes:
-        part = part_of(prefixes, of_prefixes, device, keep=True)
-        carry(inputs.part(slice(first)), wanted_states, part, wanted[:first])
-    part = part_of(rows, slots, device, keep=False)
-    carry(inputs.part(slice(first, None)), wanted_states, part, wanted[first:])
-    found = torch.full_like(inputs.v, torch.nan)
-    room = Room.within(tokens, 3, 4) if roomy else None
-    carry(inputs, states, joined_part(prefixes, of_prefixes, rows, slots, device, room), found)
-    assert torch.equal(found, wanted)
-    assert torch.equal(states, wanted_states)
-    assert found.isfinite().all()
+    weights, of_layer = drawn(device, 5, sum(prefixes) + sum(rows))
+    way = RuleWay(partial(kernel_inputs, *weights), carry)
+    assert_joined_as_apart(way, way.prepare(*of_layer), prefixes, rows, slots, roomy=roomy)
