@@ -181,10 +181,10 @@ def answering(scheduler: Any, board: Board | None) -> Callable[[Sequence[Ended]]
     sender, rank = scheduler.ipc_channels.send_to_tokenizer, get_parallel().dp_rank or 0
 
     def answer(ended: Sequence[Ended]) -> None:
+        if board is not None:  # first, as whoever gets an answer may ask again at once
+            board.done[rank] += tokens_received(ended)
         for message in result_messages(ended):
             sender.send_output(message)
-        if board is not None:
-            board.done[rank] += tokens_received(ended)
 
     return answer
 
