@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -154,16 +155,23 @@ def _run(
 ) -> None:
     options = Options(timeout_s=timeout)
     _refuse_overwriting(source, output)
+    with interrupted_at_once(), PrefillClient(url, api_key=api_key) as client:
+        answered = answer_file(
+            source, output, lambda fields: answer(client, fields, options), concurrency
+        )
+        if not answered:
+            raise typer.Exit(1)
+
+
+@contextmanager
+def interrupted_at_once() -> Iterator[None]:
+    """Let an interrupt end the process; what was written until then is kept.
+
+    Threads that wait for a server cannot be interrupted, and an ordinary exit would wait for them.
+    """
     try:
-        with PrefillClient(url, api_key=api_key) as client:
-            answered = answer_file(
-                source, output, lambda fields: answer(client, fields, options), concurrency
-            )
-            if not answered:
-                raise typer.Exit(1)
+        yield
     except KeyboardInterrupt:
-        # What was answered is written. Threads that wait for a server cannot be interrupted, and
-        # an ordinary exit would wait for them.
         os._exit(_INTERRUPTED)
 
 

@@ -22,6 +22,7 @@ from sglang_prefill_ext.client.commands import (
     Source,
     Timeout,
     Url,
+    interrupted_at_once,
     score_arguments,
 )
 from sglang_prefill_ext.client.exchange import DEFAULT_URL
@@ -97,7 +98,7 @@ def compare(
     facts = explain(url, first.encode(), api_key=api_key)
     reason = f": {facts['reason']}" if facts["reason"] else ""
     typer.echo(f"Line {records[0].line} takes the {facts['path']} path{reason}")
-    with PrefillClient(url, api_key=api_key) as client:
+    with interrupted_at_once(), PrefillClient(url, api_key=api_key) as client:
 
         def asked(*, stock: bool) -> Answers:
             options = Options(timeout_s=timeout, stock=stock)

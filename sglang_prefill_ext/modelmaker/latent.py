@@ -39,7 +39,6 @@ DEEPSEEK_YARN = {
 }
 
 LATENT_MIXTURES: Mapping[str, Family] = {
-    # Multi-head latent attention: K/V of a token are made of a few numbers that are kept.
     "deepseek-v2": family(
         "deepseek_v2",
         **LATENT | {"n_shared_experts": 2},

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
+from torch import Tensor
 
 from sglang_prefill_ext.layout.recurrence_parts import Part, Room, Sequences
 from sglang_prefill_ext.recurrent.device_part import DevicePart
@@ -32,6 +35,34 @@ def joined_part(
     """Prefixes, and behind them rows; see `Part.joined`."""
     first, others = _sequences(prefixes, slots_of_prefixes), _sequences(rows, slots_of_rows)
     return _on(device, Part.joined(0, first, others, room))
+
+
+def assert_agrees_with_torch(
+    way: RuleWay,
+    wanted_way: RuleWay,
+    layer_inputs: Sequence[Tensor],
+    states: Tensor,
+    part: DevicePart,
+) -> None:
+    """Kernels make the inputs, outputs and states that torch makes, apart from rounding.
+
+    Args:
+        layer_inputs: queries, keys, values and both gates; kernels divide queries later.
+    """
+    of_kernels, of_torch = way.prepare(*layer_inputs), wanted_way.prepare(*layer_inputs)
+    compared = of_torch._replace(q=of_torch.q * of_torch.q.shape[-1] ** 0.5)
+    for one, other in zip(of_kernels[:5], compared[:5], strict=True):
+        assert one is not None
+        assert other is not None
+        torch.testing.assert_close(one.float(), other.float(), rtol=1e-3, atol=1e-3)
+    kept, wanted_kept = states.clone(), states.clone()
+    found, wanted = (torch.full_like(layer_inputs[2], torch.nan) for _ in range(2))
+    way.carry(of_kernels, kept, part, found)
+    wanted_way.carry(of_torch, wanted_kept, part, wanted)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=2e-2)
+    torch.testing.assert_close(kept, wanted_kept, rtol=0, atol=2e-2)
+    keep = part.part.num_prefixes > 0
+    assert torch.equal(kept, states) != keep
 
 
 def assert_joined_as_apart(

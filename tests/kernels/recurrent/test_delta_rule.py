@@ -12,7 +12,7 @@ from sglang_prefill_ext.border.model.recurrent.delta_rule import carry, kernel_i
 from sglang_prefill_ext.recurrent.inputs import delta_rule_inputs
 from sglang_prefill_ext.recurrent.layers import RuleWay, by_torch
 from tests.kernels.recurrent.interpreted import delta_rule_interpreted  # noqa: F401
-from tests.kernels.recurrent.parts import assert_joined_as_apart, part_of
+from tests.kernels.recurrent.parts import assert_agrees_with_torch, assert_joined_as_apart, part_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:tl.make_block_ptr is deprecated")
 
@@ -29,24 +29,11 @@ def test_both_ways_agree(device: torch.device, keep: bool, slots: list[int]) -> 
     v = draw(tokens, VALUE_HEADS, DIM).to(device, torch.float16)
     a, b = draw(2, tokens, VALUE_HEADS).to(device, torch.float16)
     weights = draw(2, VALUE_HEADS).to(device)
-    of_sglang, of_torch = (
-        kernel_inputs(*weights, q, k, v, a, b),
-        delta_rule_inputs(*weights, q, k, v, a, b),
-    )
-    compared = of_torch._replace(q=of_torch.q * DIM**0.5)
-    for one, other in zip(of_sglang[:5], compared[:5], strict=True):
-        assert one is not None
-        assert other is not None
-        torch.testing.assert_close(one.float(), other.float(), rtol=1e-3, atol=1e-3)
+    way = RuleWay(partial(kernel_inputs, *weights), carry)
+    by_torch_alone = by_torch(partial(delta_rule_inputs, *weights))
     states = draw(3, VALUE_HEADS, DIM, DIM).to(device)
-    kept, wanted_kept = states.clone(), states.clone()
-    found, wanted = torch.full_like(v, torch.nan), torch.full_like(v, torch.nan)
     part = part_of(LENS, slots, device, keep=keep)
-    carry(of_sglang, kept, part, found)
-    by_torch(delta_rule_inputs).carry(of_torch, wanted_kept, part, wanted)
-    torch.testing.assert_close(found, wanted, rtol=0, atol=2e-2)
-    torch.testing.assert_close(kept, wanted_kept, rtol=0, atol=2e-2)
-    assert torch.equal(kept, states) != keep
+    assert_agrees_with_torch(way, by_torch_alone, [q, k, v, a, b], states, part)
 
 
 def test_the_kernels_are_called_as_by_sglang(device: torch.device) -> None:
