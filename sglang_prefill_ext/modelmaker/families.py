@@ -36,6 +36,22 @@ STATE_SPACE = {
 }
 """A layer of Mamba-2, then one with attention."""
 
+NEMOTRON = {
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention", "mlp"],
+    "num_hidden_layers": 5,
+    "mamba_num_heads": 16,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 16,
+    "chunk_size": 64,
+    "time_step_min": 1e-9,  # SGLang 0.5.23 has no least step
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 128,
+    "moe_shared_expert_intermediate_size": 192,
+    "routed_scaling_factor": 1.5,
+}
+"""Mamba-2, experts, attention and an MLP in layers of their own; MLPs have no gate."""
+
 CONVOLUTION = {"layer_types": ["conv", "full_attention"], "conv_bias": True}
 """A layer with a short convolution, then one with attention."""
 

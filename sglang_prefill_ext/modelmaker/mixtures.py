@@ -6,6 +6,7 @@ from sglang_prefill_ext.modelmaker.families import (
     CONVOLUTION,
     DELTA,
     MULTIPLIERS,
+    NEMOTRON,
     SLIDING,
     STATE_SPACE,
     WINDOW,
@@ -33,22 +34,7 @@ MIXTURES: Mapping[str, Family] = {
         **MULTIPLIERS,
         shared_intermediate_size=192,
     ),
-    # Mamba-2, experts, attention and an MLP in layers of their own; MLPs have no gate.
-    "nemotron-h": family(
-        "nemotron_h",
-        layers_block_type=["linear_attention", "moe", "full_attention", "linear_attention", "mlp"],
-        num_hidden_layers=5,
-        mamba_num_heads=16,
-        mamba_head_dim=16,
-        ssm_state_size=16,
-        chunk_size=64,
-        time_step_min=1e-9,  # SGLang 0.5.23 has no least step
-        n_routed_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=128,
-        moe_shared_expert_intermediate_size=192,
-        routed_scaling_factor=1.5,
-    ),
+    "nemotron-h": family("nemotron_h", **NEMOTRON),
     # The first layer has a short convolution and no experts.
     "lfm2-moe": family("lfm2_moe", **_NARROW_TWO_OF_FOUR, **CONVOLUTION, num_dense_layers=1),
     # Queries and keys have a norm over all heads. Of grouped keys SGLang 0.5.23 cannot load it.

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from sglang_prefill_ext.modelmaker.families import SLIDING
+from sglang_prefill_ext.modelmaker.families import NEMOTRON, SLIDING
 from sglang_prefill_ext.modelmaker.latent import DEEPSEEK_YARN, LATENT
 from sglang_prefill_ext.modelmaker.multimodal_parts import (
     QWEN,
@@ -134,6 +134,36 @@ MULTIMODAL_MIXTURES: Mapping[str, Multimodal] = {
                 "num_mel_bins": 16,
                 "output_dim": 128,
                 "downsample_hidden_size": 16,
+            },
+        },
+    ),
+    "nemotron-omni": Multimodal(
+        "nemotron_h_omni",
+        {"model_type": "nemotron_h", **NEMOTRON},
+        {
+            "image_token_id": 5,
+            "video_token_id": 6,
+            "audio_token_id": 7,
+            "projector_hidden_size": 64,
+            "vision_hidden_size": 384,
+            "vision_config": {
+                "hidden_size": 384,
+                "num_hidden_layers": 12,
+                "num_attention_heads": 6,
+                "video_temporal_patch_size": 2,
+                # Read by SGLang only, which knows no smaller one.
+                "args": {"model": "vit_small_patch16_224", "register_multiple": 10},
+            },
+            "audio_config": {
+                "hidden_size": 32,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "intermediate_size": 64,
+                "subsampling_conv_channels": 16,
+                "num_mel_bins": 16,
+                "projection_hidden_size": 32,
+                "projection_bias": False,
+                "sampling_rate": 16_000,  # read by SGLang only
             },
         },
     ),

@@ -1,15 +1,11 @@
 """Models from presets, with random weights that make parity tests mean something."""
 
 import copy
-import json
 import math
-import re
-from itertools import starmap
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -23,6 +19,7 @@ from transformers import (
 from transformers.utils import logging as hf_logging
 
 from sglang_prefill_ext.modelmaker.presets import Preset
+from sglang_prefill_ext.modelmaker.published import publish
 
 LOGIT_STD = 3.0
 """Spread of the random models' logits, in nats, so that labels differ by several nats."""
@@ -126,45 +123,7 @@ def save_model(model: PreTrainedModel, preset: Preset, directory: Path) -> None:
         model.save_pretrained(directory)
     finally:
         hf_logging.enable_progress_bar()
-    if older := _OLDER.get(model.config.model_type):
-        path = directory / "model.safetensors"
-        weights = dict(starmap(older, load_file(path).items()))
-        save_file(weights, path, {"format": "pt"})
-    path = directory / "config.json"
-    if preset.model_type == "step3p7":  # SGLang does not read the names that Transformers writes
-        config = json.loads(path.read_text()) | dict(preset.shape)
-        path.write_text(json.dumps(config, indent=2) + "\n")
-    if model.config.model_type == "nemotron_h":
-        path.write_text(path.read_text().replace("linear_attention", "mamba").replace("full_", ""))
-
-
-def _older_name(name: str, weight: torch.Tensor) -> tuple[str, torch.Tensor]:
-    return re.sub(r"^vision_tower\.(?!vision_model\.)", "vision_tower.vision_model.", name), weight
-
-
-def _older_layout(name: str, weight: torch.Tensor) -> tuple[str, torch.Tensor]:
-    return name, weight.transpose(1, 2).contiguous() if ".experts." in name else weight
-
-
-def _published_name(name: str, weight: torch.Tensor) -> tuple[str, torch.Tensor]:
-    for part, published in (
-        (r"language_model\.model\.blocks", "language_model.model.layers"),
-        (r"model\.mm_projector", "mm_projector"),
-        (r"vision_tower\.encoder\.patch_embed", "vision_tower.patch_embed"),
-        (r"block_sparse_moe\.(?=gate_proj|up_proj|down_proj)", "mlp."),  # of a dense layer
-    ):
-        name = re.sub(part, published, name)
-    return name, weight
-
-
-_OLDER = {
-    "gemma3": _older_name,
-    "kimi_k25": _published_name,
-    "kimi_linear": _published_name,
-    "qwen3_vl_moe": _older_layout,
-}
-"""Of two names or layouts that Transformers reads, SGLang 0.5.23 reads the older one, which
-published models have."""
+    publish(directory, preset.model_type, preset.shape)
 
 
 def _std(name: str, parameter: torch.Tensor, tied: bool) -> float:

@@ -94,7 +94,7 @@ class ModelShape:
     @classmethod
     def _read(cls, config: Settings) -> Self:
         whole = config.get("thinker_config") or config  # of Qwen3-Omni
-        config = whole.get("text_config") or whole
+        config = whole.get("text_config") or whole.get("llm_config") or whole
         if uncounted := [name for name in _UNCOUNTED if config.get(name)]:
             raise ValueError(f"it has {uncounted[0]}")
         layers, sublayers = len(layer_kinds(config)), sublayers_of(config)

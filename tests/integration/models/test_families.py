@@ -21,7 +21,13 @@ from tests.integration.support.parity import TOLERANCE
 pytestmark = pytest.mark.timeout(1500)
 
 MONITORING = Path(__file__).parents[3] / "docs" / "monitoring.md"
-PACKED = (*FAMILIES, *MULTIMODAL)
+OTHER_CLASSES = (
+    "nemotron-omni-NemotronH_Nano_Omni_Reasoning_V3",
+    "nemotron-omni-NemotronH_Nano_VL_V2",
+)
+"""Presets with another class of SGLang, of which Transformers has none."""
+
+PACKED = (*FAMILIES, *MULTIMODAL, *OTHER_CLASSES)
 BARE = ("bare-mistral", "bare-qwen3", "bare-smollm3")
 VISION = ("qwen2-vl", "qwen2.5-vl", "qwen3-vl", "qwen3.5-vl")
 EMBEDDERS = ("qwen2", "qwen3", "llama", "mistral", *VISION, *BARE)
@@ -66,7 +72,11 @@ def reports(
 ) -> dict[str, Any]:
     """What `family_runner` measured, by preset."""
     out = tmp_path_factory.mktemp("families")
-    models = [model_dir(preset) for preset in (*PACKED, *BARE, *CLASSIFIERS, *REWARDS, *ENCODED)]
+    presets = (*FAMILIES, *MULTIMODAL, *BARE, *CLASSIFIERS, *REWARDS, *ENCODED)
+    models: list[str | Path] = [model_dir(preset) for preset in presets]
+    for each in OTHER_CLASSES:
+        preset, _, other = each.rpartition("-")
+        models.append(f"{other}:{model_dir(preset)}")
     half = [f"bfloat16:{model_dir(preset)}" for preset in HALF_PRECISION]
     # Qwen2-MoE scales its shared expert by a Triton kernel, whatever the device.
     run_script("family_runner", out, *models, *half, env={"TRITON_INTERPRET": "1"})

@@ -1,9 +1,11 @@
 """Runs one workload through the packed path, stock prefill and Hugging Face; writes all numbers.
 
 ``family_runner.py OUT MODEL_DIR...`` writes ``OUT/<directory name>.json`` for every model, with all
-three in float32. For ``bfloat16:MODEL_DIR`` only Hugging Face is in float32, and the file's name
-ends with ``-bfloat16``. It runs as a script, because SGLang's state is one for a process, and each
-model gets a child process. The children are forked after the imports, which take most of the time.
+three in float32. For ``bfloat16:MODEL_DIR`` only Hugging Face is in float32, and for
+``CLASS:MODEL_DIR`` SGLang runs another class than the model's. Their files' names end with
+``-bfloat16`` and ``-CLASS``. It runs as a script, because SGLang's state is one for a process, and
+each model gets a child process. The children are forked after the imports, which take most of the
+time.
 """
 
 from __future__ import annotations
@@ -88,7 +90,7 @@ ARGS = (
     *("--max-running-requests", "4", "--mem-fraction-static", "0.5", "--log-level", "error"),
     *("--disable-radix-cache", "--disable-overlap-schedule"),
 )
-HALF = "bfloat16:"
+HALF = "bfloat16"
 BUDGETS = {"one_forward": 16_384, "small_budget": 64}
 """Tokens of one forward; with the small one, prefixes are computed in chunks and held."""
 REPLAYED = {"Qwen3_5ForCausalLM", "Lfm2ForCausalLM", "KimiLinearForCausalLM"}
@@ -146,9 +148,10 @@ def requests() -> Iterator[PackedRows]:
         yield pack_token_ids(tokens(query_len), items, False, packed, VOCABULARY)
 
 
-def load_runner(directory: str, dtype: str) -> tuple[Any, Any]:
+def load_runner(directory: str, dtype: str, other: str = "") -> tuple[Any, Any]:
+    """SGLang's model runner, with its class of the model's name or with another one."""
     (architecture,) = AutoConfig.from_pretrained(directory).architectures
-    changes = {"architectures": [SGLANGS_NAMES.get(architecture, architecture)]}
+    changes = {"architectures": [other or SGLANGS_NAMES.get(architecture, architecture)]}
     overridden = json.dumps(changes | OWN_CONFIGURATION.get(architecture, {}))
     model = ("--model-path", directory, "--dtype", dtype, "--json-model-override-args", overridden)
     more = ("--attention-backend", "triton") if architecture in GPU_ONLY else ()
@@ -436,9 +439,10 @@ def vector_model(directory: str) -> Callable[[list[int]], torch.Tensor]:
     return lambda prompt: reference(torch.tensor([prompt])).logits[0]
 
 
-def report(directory: str, dtype: str, out: Path) -> None:
+def report(directory: str, how: str, out: Path) -> None:
     torch.set_num_threads(1)
-    runner, tokenizer = load_runner(directory, dtype)
+    dtype, other = (HALF, "") if how == HALF else ("float32", how)
+    runner, tokenizer = load_runner(directory, dtype, other)
     result: dict[str, Any] = {"declined": declined(runner)}
     if type(runner.model).__name__ in ENCODER_ARCHITECTURES:
         with torch.inference_mode():
@@ -456,10 +460,9 @@ def main() -> None:
     without_a_gpu()
     import_models()
     for model in models:
-        half, directory = model.startswith(HALF), model.removeprefix(HALF)
-        path = Path(out) / f"{Path(directory).name}{'-bfloat16' * half}.json"
-        dtype = "bfloat16" if half else "float32"
-        run_in_child(directory, report, directory, dtype, path)
+        how, _, directory = model.rpartition(":")
+        path = Path(out) / f"{Path(directory).name}{'-' * bool(how)}{how}.json"
+        run_in_child(directory, report, directory, how, path)
 
 
 if __name__ == "__main__":

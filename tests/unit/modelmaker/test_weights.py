@@ -7,6 +7,7 @@ from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    AutoModelForMultimodalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
@@ -120,6 +121,19 @@ def test_weights_and_settings_have_the_names_that_sglang_reads(
     assert published in load_file(tmp_path / "model.safetensors")
     text = json.loads((tmp_path / "config.json").read_text()).get("text_config", {})
     assert (text.get("moe_layers_enum") == "1") == (name == "step3p7")
+
+
+def test_transformers_reads_what_is_written_of_nemotron_for_sglang(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    model = _random_model("nemotron-omni", tokenizer)
+    save_model(model, PRESETS["nemotron-omni"], tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["llm_config"]["layers_block_type"][:3] == ["mamba", "moe", "attention"]
+    loaded = AutoModelForMultimodalLM.from_pretrained(tmp_path)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, loaded.get_parameter(name)), name
+    assert torch.equal(_last_log_probs(loaded, _token_ids()), _last_log_probs(model, _token_ids()))
 
 
 def test_favoured_tokens_are_the_likeliest(tokenizer: PreTrainedTokenizerFast) -> None:

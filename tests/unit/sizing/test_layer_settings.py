@@ -70,7 +70,7 @@ def _counted(name: str, weight: torch.Tensor) -> int:
 
 @pytest.mark.parametrize(
     "preset",
-    ["qwen3", "gpt-oss", "deepseek-v3", *RECURRENT, "gemma4", "gemma4-e"],
+    ["qwen3", "gpt-oss", "deepseek-v3", *RECURRENT, "gemma4", "gemma4-e", "nemotron-omni"],
 )
 def test_an_engine_counts_what_the_file_says(preset: str, model_dir: Callable[[str], Path]) -> None:
     """SGLang fills in further settings, and turns those of Gemma 4 around."""
