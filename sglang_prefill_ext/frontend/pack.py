@@ -1,9 +1,6 @@
-"""Builds the packed rows of a call from token ids, and tells beforehand how long they get."""
+"""Builds the packed rows of a call from token ids."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,40 +22,6 @@ _FIRST_LOOK, _LARGEST_LOOK = 16, 1024
 
 FIELD = "query, items"
 """What the user calls the prompts."""
-
-
-@dataclass(frozen=True, slots=True)
-class PromptLengths:
-    """Tokens of the prompts of a scoring call.
-
-    Attributes:
-        query: tokens of the query, which all prompts have.
-        count: number of items.
-        longest_item, all_items: tokens of the longest item, and of all items together.
-    """
-
-    query: int
-    count: int
-    longest_item: int
-    all_items: int
-
-    @classmethod
-    def of(
-        cls, query: Sequence[int] | Int32Array, items: Sequence[Sequence[int]] | FlatRows
-    ) -> PromptLengths:
-        """The lengths of a query and of at least one item."""
-        if isinstance(items, FlatRows):
-            return cls(len(query), len(items), int(items.counts.max()), len(items.values))
-        lens = list(map(len, items))
-        return cls(len(query), len(lens), max(lens), sum(lens))
-
-    @property
-    def longest_prompt(self) -> int:
-        return self.query + self.longest_item
-
-    def packed(self, *, repeats_query: bool) -> int:
-        """Tokens of all prompts, with the query once, or once for every item."""
-        return (self.count if repeats_query else 1) * self.query + self.all_items
 
 
 def pack_token_ids(

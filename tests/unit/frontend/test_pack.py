@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.errors import RequestError
-from sglang_prefill_ext.frontend.pack import PromptLengths, pack_flat, pack_token_ids
+from sglang_prefill_ext.frontend.pack import pack_flat, pack_token_ids
 from sglang_prefill_ext.wire.arrays import FlatRows, int_array
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.read import Labels
@@ -121,17 +121,6 @@ def test_an_element_that_is_no_integer_is_a_type_error(element: object, item_fir
 def test_a_row_without_tokens_is_refused(rows: list[list[int]]) -> None:
     with pytest.raises(RequestError, match="empty"):
         pack_token_ids([], rows, False, LABELS, VOCAB)
-
-
-@given(TOKEN_LISTS, ITEMS)
-def test_lengths_are_those_of_the_prompts(query: list[int], items: list[list[int]]) -> None:
-    flat = FlatRows(int_array([x for item in items for x in item]), int_array([*map(len, items)]))
-    lengths = PromptLengths.of(query, items)
-    assert lengths == PromptLengths.of(int_array(query), flat)
-    prompts = [query + item for item in items]
-    assert lengths.longest_prompt == max(map(len, prompts))
-    assert lengths.packed(repeats_query=True) == sum(map(len, prompts))
-    assert lengths.packed(repeats_query=False) == len(query) + sum(map(len, items))
 
 
 @pytest.mark.parametrize("first_token", [0, 7], ids=["items differ", "items begin alike"])
