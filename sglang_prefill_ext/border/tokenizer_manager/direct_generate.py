@@ -35,7 +35,7 @@ from sglang_prefill_ext.frontend.token.generate_api import (
     sampling_arguments,
 )
 from sglang_prefill_ext.frontend.token.token_answer import answer_of, token_of
-from sglang_prefill_ext.frontend.token.token_call import TokenCall, TokenNumbers, TokenRequest
+from sglang_prefill_ext.frontend.token.token_call import TokenCall, TokenRequest, check_numbers
 from sglang_prefill_ext.frontend.token.token_frontend import TokenFrontend
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
@@ -104,10 +104,9 @@ class DirectGenerate:
 
     def _sampling(self, body: GenerateBody) -> tuple[Any, Collection[int]]:
         """SGLang's parameters, and the tokens that stop a generation; SGLang refuses wrong ones."""
-        top_k = body.sampling_params.top_k or 0
-        asked = TokenNumbers(top_logprobs_num=body.top_logprobs_num or 0, top_k=top_k)
+        num_top, top_k = body.top_logprobs_num or 0, body.sampling_params.top_k or 0
         try:
-            asked.check(self._vocab_size)
+            check_numbers(self._vocab_size, top_logprobs_num=num_top, top_k=top_k)
             return self._checked_sampling(body.sampling_key)
         except ValueError as error:
             raise StockPathTaken(StockReason.UNUSUAL_INPUT) from error
