@@ -15,6 +15,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from sglang_prefill_ext.client.clients import PrefillClient
 from sglang_prefill_ext.client.commands import (
     ApiKey,
     Concurrency,
@@ -29,7 +30,6 @@ from sglang_prefill_ext.client.exchange import DEFAULT_URL
 from sglang_prefill_ext.client.explanation import explain
 from sglang_prefill_ext.client.options import Options
 from sglang_prefill_ext.client.records import Fields, Record, outcomes, records_of
-from sglang_prefill_ext.client.sync import PrefillClient
 from sglang_prefill_ext.errors import PrefillExtError, RequestError
 
 Scores = NDArray[np.float64]
