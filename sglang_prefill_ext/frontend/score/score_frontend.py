@@ -12,7 +12,7 @@ import msgspec
 from sglang_prefill_ext.frontend.answers import Scored, scored_of
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.options import RequestOptions
-from sglang_prefill_ext.frontend.pack import FIELD, pack_flat, pack_token_ids
+from sglang_prefill_ext.frontend.pack import FIELD, pack_token_ids
 from sglang_prefill_ext.frontend.packed_path import PackedPath
 from sglang_prefill_ext.frontend.score.score_call import (
     ScoreCall,
@@ -114,8 +114,10 @@ class ScoreFrontend:
         else:
             query, items = prompts_of(call)
             args = (query, items, call.item_first, labels, self.path.vocab_size)
-            pack = pack_flat if isinstance(items, FlatRows) else pack_token_ids
-            rows = await run(pack, *args) if is_large(tokens) else pack(*args)
+            if is_large(tokens):
+                rows = await run(pack_token_ids, *args)
+            else:
+                rows = pack_token_ids(*args)
         return rows
 
     def _check_sizes(self, call: ScoreCall, labels: Labels) -> int:

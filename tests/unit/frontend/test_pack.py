@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.errors import RequestError
-from sglang_prefill_ext.frontend.pack import pack_flat, pack_token_ids
+from sglang_prefill_ext.frontend.pack import pack_token_ids
 from sglang_prefill_ext.wire.arrays import FlatRows, int_array
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.read import Labels
@@ -132,12 +132,11 @@ def test_a_query_behind_items_takes_few_bytes_a_pair(first_token: int, as_lists:
     if first_token:
         rows[:, 0] = first_token
     items: Any = FlatRows(rows.ravel(), np.full(count, 2, dtype=np.int32))
-    pack: Any = pack_flat
     if as_lists:
-        query, items, pack = query.tolist(), rows.tolist(), pack_token_ids
+        query, items = query.tolist(), rows.tolist()
     tracemalloc.start()
     try:
-        packed = pack(query, items, True, LABELS, 2 * count)
+        packed = pack_token_ids(query, items, True, LABELS, 2 * count)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
