@@ -19,14 +19,14 @@ from sglang_prefill_ext.config import Order, PrefillOnlyConfig
 from sglang_prefill_ext.forward.upload import upload
 from sglang_prefill_ext.frontend.answers import Scored, scores_from_values
 from sglang_prefill_ext.frontend.options import RequestOptions
-from sglang_prefill_ext.frontend.pack import pack_flat, pack_token_ids
+from sglang_prefill_ext.frontend.pack import pack_token_ids
 from sglang_prefill_ext.frontend.score.score_body import ScoreBody, answer_body
 from sglang_prefill_ext.frontend.score.score_call import pack_labels
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
 from sglang_prefill_ext.scheduling.policy import policy_of
 from sglang_prefill_ext.scheduling.runtime import PackedRuntime
-from sglang_prefill_ext.wire.arrays import FlatRows, Float32Array
+from sglang_prefill_ext.wire.arrays import Float32Array
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows, rows_from_bytes
 from sglang_prefill_ext.wire.status import Status
 
@@ -74,12 +74,9 @@ def packed_stages(body: bytes, vocabulary: int) -> Iterator[Stage]:
     labels = pack_labels(call.label_token_ids, call.num_items, vocabulary)
     assert labels is not None, "plain labels"
     yield timed("labels checked", lambda: pack_labels(call.label_token_ids, call.num_items, 10**6))
-    pack: Callable[..., PackedRows] = (
-        pack_flat if isinstance(call.items, FlatRows) else pack_token_ids
-    )
     args = (call.query, call.items, False, labels, vocabulary)
-    yield timed("rows packed", lambda: pack(*args))
-    rows = pack(*args)
+    yield timed("rows packed", lambda: pack_token_ids(*args))
+    rows = pack_token_ids(*args)
     yield timed("message made", lambda: PackedRowsReq.of("packed-1", rows, RequestOptions()))
     request = PackedRowsReq.of("packed-1", rows, RequestOptions())
     yield from _sent("request", request)

@@ -5,10 +5,9 @@ Both speak plain SGLang HTTP, so they also work with a stock server, and gRPC wi
 about repeats.
 """
 
-from sglang_prefill_ext.client.aio import AsyncPrefillClient
 from sglang_prefill_ext.client.answers import Scores
 from sglang_prefill_ext.client.arrays import EmbedOverrides
+from sglang_prefill_ext.client.clients import AsyncPrefillClient, PrefillClient
 from sglang_prefill_ext.client.options import Options, Retries
-from sglang_prefill_ext.client.sync import PrefillClient
 
 __all__ = ["AsyncPrefillClient", "EmbedOverrides", "Options", "PrefillClient", "Retries", "Scores"]

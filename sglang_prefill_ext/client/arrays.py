@@ -92,22 +92,34 @@ class EmbedOverrides:
             RequestError: an array is of the wrong shape or kind.
         """
         found: dict[str, Any] = {"embed_override_token_id": int(self.token_id)}
+        given: list[Matrix] = []
         if self.query is not None:
-            found["query_embed_overrides"] = _checked("query_embed_overrides", self.query, 2)
-        if self.items is None:
-            return found
-        field = "item_embed_overrides"
-        if len(self.items) != num_items:
+            given.append(_checked("query_embed_overrides", self.query, 2))
+            found["query_embed_overrides"] = given[0]
+        if self.items is not None:
+            field = "item_embed_overrides"
+            if len(self.items) != num_items:
+                raise RequestError(
+                    f"{field}: {len(self.items)} for {num_items} items. Give one for each item."
+                )
+            if isinstance(self.items, np.ndarray):
+                found[field] = _checked(field, self.items[part], 3)
+                given.append(found[field])
+            else:
+                checked = [
+                    None if each is None else _checked(f"{field}[{number}]", each, 2)
+                    for number, each in enumerate(self.items)
+                ]
+                found[field] = checked[part]
+                given += [each for each in checked if each is not None]
+        widths = sorted({each.shape[-1] for each in given})
+        if len(widths) > 1:
+            numbers = ", ".join(map(str, widths))
             raise RequestError(
-                f"{field}: {len(self.items)} for {num_items} items. Give one for each item."
+                f"embed_overrides: embeddings of {numbers} numbers. Give as many as the model's "
+                "embeddings have."
             )
-        if isinstance(self.items, np.ndarray):
-            return found | {field: _checked(field, self.items[part], 3)}
-        checked = [
-            None if each is None else _checked(f"{field}[{number}]", each, 2)
-            for number, each in enumerate(self.items)
-        ]
-        return found | {field: checked[part]}
+        return found
 
 
 def _checked(field: str, value: Any, dimensions: int) -> Matrix:

@@ -89,16 +89,18 @@ class GrpcCarrier:
                 f"base_url: {exchange.without_secrets(base_url)} contains a name or password, "
                 "which gRPC cannot send. Leave them out, and give the token as api_key."
             )
-        if exchange.address_of(base_url).raw_path.strip(b"/"):
+        url = exchange.address_of(base_url)
+        if url.raw_path.strip(b"/"):
             raise ConfigError(
                 f"base_url: {base_url} has more than a host and a port, which gRPC cannot reach. "
                 "Leave the rest out."
             )
         self._metadata = tuple(exchange.authorization(api_key).items())
-        tls, host = base_url.startswith(_TLS), address.rpartition(":")[0] or address
-        if self._metadata and not tls and not is_loopback(host):
+        tls = base_url.startswith(_TLS)
+        if self._metadata and not tls and not is_loopback(url.host):
             warnings.warn(
-                f"api_key goes to {host} in the clear. Use {_TLS}, unless others protect the way.",
+                f"api_key goes to {url.host} in the clear. Use {_TLS}, unless others protect the "
+                "way.",
                 stacklevel=3 + (kind is grpc.aio),  # its client has one more constructor
             )
         if tls:

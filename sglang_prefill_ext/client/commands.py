@@ -12,10 +12,10 @@ from typing import Annotated
 import numpy as np
 import typer
 
+from sglang_prefill_ext.client.clients import PrefillClient
 from sglang_prefill_ext.client.exchange import DEFAULT_URL
 from sglang_prefill_ext.client.options import Options
 from sglang_prefill_ext.client.records import Fields, answer_file, field, label_ids
-from sglang_prefill_ext.client.sync import PrefillClient
 from sglang_prefill_ext.errors import ConfigError
 
 Source = Annotated[

@@ -15,6 +15,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from sglang_prefill_ext.client.clients import PrefillClient
 from sglang_prefill_ext.client.commands import (
     ApiKey,
     Concurrency,
@@ -29,7 +30,6 @@ from sglang_prefill_ext.client.exchange import DEFAULT_URL
 from sglang_prefill_ext.client.explanation import explain
 from sglang_prefill_ext.client.options import Options
 from sglang_prefill_ext.client.records import Fields, Record, outcomes, records_of
-from sglang_prefill_ext.client.sync import PrefillClient
 from sglang_prefill_ext.errors import PrefillExtError, RequestError
 
 Scores = NDArray[np.float64]
@@ -94,10 +94,10 @@ def compare(
     records = list(records_of(source))
     if not records:
         raise RequestError("There is no record. Give a file with at least one.")
-    first = json.dumps(score_arguments(records[0].load(), label_token_ids))
-    facts = explain(url, first.encode(), api_key=api_key)
+    line, arguments = _first(records, label_token_ids)
+    facts = explain(url, json.dumps(arguments).encode(), api_key=api_key)
     reason = f": {facts['reason']}" if facts["reason"] else ""
-    typer.echo(f"Line {records[0].line} takes the {facts['path']} path{reason}")
+    typer.echo(f"Line {line} takes the {facts['path']} path{reason}")
     with interrupted_at_once(), PrefillClient(url, api_key=api_key) as client:
 
         def asked(*, stock: bool) -> Answers:
@@ -107,6 +107,21 @@ def compare(
         packed, stock = asked(stock=False), asked(stock=True)
     if not _show(packed, stock, tolerance):
         raise typer.Exit(1)
+
+
+def _first(records: Sequence[Record], labels: str | None) -> tuple[int, Fields]:
+    """The line and the arguments of the first record that can be read.
+
+    Raises:
+        RequestError: what is wrong with the first one, if none can be read.
+    """
+    wrong = []
+    for record in records:
+        try:
+            return record.line, score_arguments(record.load(), labels)
+        except RequestError as error:
+            wrong.append(error)
+    raise wrong[0]
 
 
 def _asked(

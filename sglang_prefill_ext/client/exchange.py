@@ -114,7 +114,7 @@ def authorization(api_key: str | None) -> dict[str, str]:
 
 def without_secrets(url: str) -> str:
     """Return an address without the name and password that it may hold."""
-    return re.sub(r"^([a-z]+://)?[^/]*@", r"\1", url)
+    return re.sub(r"^(\w+://)?[^/]*@", r"\1", url)
 
 
 def positive(field: str, value: int) -> int:

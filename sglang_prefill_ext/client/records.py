@@ -23,6 +23,9 @@ from sglang_prefill_ext.errors import PrefillExtError, RequestError, ServerUnava
 
 Fields = dict[str, Any]
 
+_LONGEST_CELL = 2**31 - 1
+"""Python's own limit, of the whole process, is 131,072 characters; a list of items has more."""
+
 
 @dataclass(frozen=True, slots=True)
 class Record:
@@ -50,6 +53,7 @@ def read_csv(lines: Iterable[str]) -> Iterator[Record]:
     Args:
         lines: UTF-8 decoded with ``errors="surrogateescape"``, so that a wrong byte costs one row.
     """
+    csv.field_size_limit(_LONGEST_CELL)
     reader = csv.DictReader(lines, strict=True)
     try:
         for row in reader:

@@ -1,9 +1,8 @@
-"""Builds the packed rows of a call from token ids, and tells beforehand how long they get."""
+"""Builds the packed rows of a call from token ids."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -27,97 +26,39 @@ FIELD = "query, items"
 """What the user calls the prompts."""
 
 
-@dataclass(frozen=True, slots=True)
-class PromptLengths:
-    """Tokens of the prompts of a scoring call.
-
-    Attributes:
-        query: tokens of the query, which all prompts have.
-        count: number of items.
-        longest_item, all_items: tokens of the longest item, and of all items together.
-    """
-
-    query: int
-    count: int
-    longest_item: int
-    all_items: int
-
-    @classmethod
-    def of(
-        cls, query: Sequence[int] | Int32Array, items: Sequence[Sequence[int]] | FlatRows
-    ) -> PromptLengths:
-        """The lengths of a query and of at least one item."""
-        if isinstance(items, FlatRows):
-            return cls(len(query), len(items), int(items.counts.max()), len(items.values))
-        lens = list(map(len, items))
-        return cls(len(query), len(lens), max(lens), sum(lens))
-
-    @property
-    def longest_prompt(self) -> int:
-        return self.query + self.longest_item
-
-    def packed(self, *, repeats_query: bool) -> int:
-        """Tokens of all prompts, with the query once, or once for every item."""
-        return (self.count if repeats_query else 1) * self.query + self.all_items
-
-
 def pack_token_ids(
-    query: list[int],
-    items: list[list[int]],
+    query: Any,
+    items: list[list[int]] | FlatRows,
     item_first: bool,
     labels: Labels,
     vocab_size: int,
     overrides: OverrideArray = NO_OVERRIDES,
 ) -> PackedRows:
-    """Pack ``query + item`` rows, or ``item + query`` rows if `item_first`, of lists of token ids.
+    """Pack ``query + item`` rows, or ``item + query`` rows if `item_first`.
 
     Args:
-        overrides: embeddings that negative ids name; none if `item_first`.
+        query: a list of ids, or an array if `items` are arrays.
+        items: at least one.
+        overrides: embeddings that negative ids in lists name; none if `item_first`.
 
     Raises:
         RequestError: a row is empty, or an id lies outside the vocabulary.
         TypeError: an element is not an integer.
     """
-    if not (query or item_first or all(items)):  # reported before a wrong id of another row
-        raise empty_prompt("items")
-    flat = flatten_ids([query, *items], vocab_size, field=FIELD, overrides=len(overrides))
-    rows = FlatRows(flat[len(query) :], lens_of_rows(items))
-    return _pack_checked(flat[: len(query)], rows, item_first, labels, overrides)
-
-
-def pack_flat(
-    query: Int32Array,
-    items: FlatRows,
-    item_first: bool,
-    labels: Labels,
-    vocab_size: int,
-) -> PackedRows:
-    """Pack ``query + item`` rows, or ``item + query`` rows if `item_first`.
-
-    Args:
-        items: at least one.
-
-    Raises:
-        RequestError: a row is empty, or an id lies outside the vocabulary.
-    """
-    check_ids(query, vocab_size, field="query")
-    check_ids(items.values, vocab_size, field="items")
-    return _pack_checked(query, items, item_first, labels)
-
-
-def _pack_checked(
-    query: Int32Array,
-    items: FlatRows,
-    item_first: bool,
-    labels: Labels,
-    overrides: OverrideArray = NO_OVERRIDES,
-) -> PackedRows:
-    """Pack rows whose ids lie in the vocabulary, or are negative for `overrides`."""
-    if not len(query) and not items.counts.all():
+    if isinstance(items, FlatRows):
+        ids, rows = np.asarray(query, dtype=np.int32), items
+        check_ids(ids, vocab_size, field="query")
+        check_ids(rows.values, vocab_size, field="items")
+    else:
+        if not (len(query) or item_first or all(items)):  # reported before a wrong id elsewhere
+            raise empty_prompt("items")
+        flat = flatten_ids([query, *items], vocab_size, field=FIELD, overrides=len(overrides))
+        ids, rows = flat[: len(query)], FlatRows(flat[len(query) :], lens_of_rows(items))
+    if not len(ids) and not rows.counts.all():
         raise empty_prompt("items")
     if item_first:
-        items, query = _with_query_last(query, items), NO_INTS
-    tokens, prefix_len, lens = shared_once(query, items)
+        rows, ids = _with_query_last(ids, rows), NO_INTS
+    tokens, prefix_len, lens = shared_once(ids, rows)
     return PackedRows(tokens, prefix_len, lens, labels, overrides=overrides)
 
 

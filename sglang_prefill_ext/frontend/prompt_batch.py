@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sglang_prefill_ext.frontend.pack import shared_len, shared_once
-from sglang_prefill_ext.frontend.read_places import ReadPlaces
 from sglang_prefill_ext.wire.arrays import (
     NO_INTS,
     NO_OVERRIDES,
@@ -18,6 +18,7 @@ from sglang_prefill_ext.wire.arrays import (
     Float32Array,
     Int32Array,
     OverrideArray,
+    int_array,
     lens_of_rows,
 )
 from sglang_prefill_ext.wire.packed import PackedRows
@@ -61,6 +62,37 @@ class PackedGroup:
     def tables(self, values: Float32Array) -> list[Float32Array]:
         """Divide the values of the answer among the members, evenly and in their order."""
         return list(values.reshape(len(self.members), -1))
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPlaces:
+    """The reads of prompts at given places: of each its tokens from its first place to its end.
+
+    The reads of a packed row are always its last tokens; those in between ask for nothing.
+
+    Attributes:
+        first: the first place of any prompt, and so the longest prefix that they may share.
+        lens: number of reads of each prompt; int32 ``[prompts]``.
+        wanted: whether a read is one of the places; bool ``[sum(lens)]``.
+    """
+
+    first: int
+    lens: Int32Array
+    wanted: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, prompt_lens: Sequence[int], places: Sequence[Sequence[int]]) -> ReadPlaces:
+        """The reads of prompts.
+
+        Args:
+            places: positions of tokens in each prompt, at least one, ascending.
+        """
+        lens = [tokens - own[0] for tokens, own in zip(prompt_lens, places, strict=True)]
+        ends = np.cumsum(lens).tolist()
+        wanted = np.zeros(ends[-1], dtype=np.bool_)
+        for end, tokens, own in zip(ends, prompt_lens, places, strict=True):
+            wanted[np.array(own) + (end - tokens)] = True
+        return cls(min(own[0] for own in places), int_array(lens), wanted)
 
 
 def pack_prompts(

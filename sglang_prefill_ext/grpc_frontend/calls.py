@@ -25,13 +25,15 @@ from sglang_prefill_ext.errors import (
 from sglang_prefill_ext.frontend.answers import flat_scores
 from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
+from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from sglang_prefill_ext.grpc_frontend.questions import (
     CallOptions,
-    ScoreQuestion,
-    VectorQuestion,
+    prompts_of,
+    score_call,
     stock_arguments,
+    with_overrides,
 )
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.arrays import FlatRows, Int32Array, lens_of_rows, values_to_bytes
@@ -46,18 +48,18 @@ _DOUBLES = np.dtype("<f8")
 
 
 async def score(
-    session: Session, question: ScoreQuestion, options: CallOptions
+    session: Session, request: pb.ScoreRequest, options: CallOptions
 ) -> pb.ScoreResponse:
     """Serve a request.
 
     Raises:
         PrefillExtError: it is wrong, or ended badly.
     """
-    call = question.call
     try:
         with counted(session.path.metrics):
+            call = score_call(request)
             session.scoring.check_limits(call)
-            call = question.whole()
+            call = with_overrides(call, request)
             if options.stock:
                 raise StockPathTaken(StockReason.OPTED_OUT)
             if not session.facts.is_generation:
@@ -98,24 +100,31 @@ def _response(call: ScoreCall, rows: PackedRows, answer: PackedResult) -> pb.Sco
 
 
 async def vectors(
-    session: Session, question: VectorQuestion, options: CallOptions
+    session: Session,
+    request: pb.EmbedRequest | pb.ClassifyRequest,
+    options: CallOptions,
+    dimensions: int = 0,
 ) -> tuple[NDArray[np.float32], pb.Usage]:
     """Return the vectors of prompts, float32 ``[prompts, width]``: embeddings, logits or rewards.
+
+    Args:
+        dimensions: leading numbers of each vector; 0 for all.
 
     Raises:
         PrefillExtError: the call is wrong, or ended badly.
     """
-    prompts = question.prompts
     try:
         with counted(session.path.metrics):
+            prompts = prompts_of(request.prompts)
             session.embedding.check_limits(len(prompts), field="prompts")
-            return await _packed(session, question, options)
+            if reason := _unpacked(session, options, dimensions):
+                raise StockPathTaken(reason)
+            return await _packed(session, prompts, request.adapter, options.scheduling)
     except StockPathTaken as stock:
         left = stock.call or prompts
         plain = left.tolist() if isinstance(left, FlatRows) else left
-        dimensions = question.dimensions or None
         rid, headers = uuid.uuid4().hex, options.headers()
-        own = StockVectors(rid, plain, dimensions, question.adapter, headers)
+        own = StockVectors(rid, plain, dimensions or None, request.adapter, headers)
         answer = await session.ask(own)
         usage = pb.Usage(
             prompt_tokens=answer.prompt_tokens, path=pb.PATH_ENGINE, reason=stock.reason
@@ -123,22 +132,23 @@ async def vectors(
         return np.array(answer.rows, dtype=np.float32), usage
 
 
-async def _packed(
-    session: Session, question: VectorQuestion, options: CallOptions
-) -> tuple[NDArray[np.float32], pb.Usage]:
+def _unpacked(session: Session, options: CallOptions, dimensions: int) -> StockReason | None:
+    """Why the engine is to serve a call for vectors, whatever its prompts are."""
     if options.stock:
-        raise StockPathTaken(StockReason.OPTED_OUT)
+        return StockReason.OPTED_OUT
     if session.facts.is_generation:
-        raise StockPathTaken(StockReason.NO_VECTORS)
-    if question.dimensions:  # only the engine knows which ones the model allows
-        raise StockPathTaken(StockReason.DIMENSIONS)
-    if reason := session.exchange.declined_reason:
-        raise StockPathTaken(reason)
-    ids = await _token_ids(session, question.prompts)
+        return StockReason.NO_VECTORS
+    if dimensions:  # only the engine knows which ones the model allows
+        return StockReason.DIMENSIONS
+    return session.exchange.declined_reason
+
+
+async def _packed(
+    session: Session, prompts: list[str] | FlatRows, adapter: str, options: RequestOptions
+) -> tuple[NDArray[np.float32], pb.Usage]:
+    ids = await _token_ids(session, prompts)
     try:
-        found = await session.embedding.vectors(
-            ids, WHOLE_VECTOR, options.scheduling, None, adapter=question.adapter
-        )
+        found = await session.embedding.vectors(ids, WHOLE_VECTOR, options, None, adapter=adapter)
     except StockPathTaken as taken:  # the engine need not encode texts again
         raise StockPathTaken(taken.reason, [each.tolist() for each in ids]) from None
     usage = pb.Usage(prompt_tokens=sum(map(len, ids)), path=pb.PATH_PACKED)

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
+
+from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.frontend.options import OPT_OUT_HEADER, RequestOptions, headers_from
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
-from sglang_prefill_ext.grpc_frontend.item_overrides import ItemOverrides, item_overrides
-from sglang_prefill_ext.wire.arrays import NO_INTS, FlatRows, Int32Array, int_array
+from sglang_prefill_ext.wire.arrays import (
+    DTYPES,
+    NO_INTS,
+    FlatRows,
+    Int32Array,
+    OverrideArray,
+    int_array,
+    overrides_from_bytes,
+)
 from sglang_prefill_ext.wire.checks import wrong
 from sglang_prefill_ext.wire.flat import flat_rows, int32_array
 
-_OF_ITEMS = {"item_texts", "item_ids", "embed_overrides"}
+_OVERRIDES = "embed_overrides"
+
+_OF_ITEMS = {"item_texts", "item_ids", _OVERRIDES}
 """Fields that every message of a stream may have."""
 
 
@@ -36,37 +48,6 @@ class CallOptions:
         return headers_from(self.scheduling) | stock
 
 
-class ScoreQuestion(NamedTuple):
-    """A scoring request.
-
-    Attributes:
-        call: token ids are arrays.
-        overrides: embeddings of the call; `whole` divides them among the items, after the number of
-            items was checked.
-    """
-
-    call: ScoreCall
-    overrides: ItemOverrides | None
-
-    def whole(self) -> ScoreCall:
-        """The call with its embeddings."""
-        overrides = self.overrides
-        return self.call if overrides is None else replace(self.call, **overrides.fields())
-
-
-class VectorQuestion(NamedTuple):
-    """A call for vectors.
-
-    Attributes:
-        dimensions: leading numbers of each vector; 0 for all.
-        adapter: name of a LoRA adapter, which the engine replaces by its id; empty for none.
-    """
-
-    prompts: list[str] | FlatRows
-    dimensions: int
-    adapter: str
-
-
 def stock_arguments(call: ScoreCall) -> dict[str, Any]:
     """Return a call as the arguments of `StockScore`, with lists in place of arrays."""
     arguments = call.listed().arguments()
@@ -86,8 +67,8 @@ def options_of(options: pb.Options, time_left_s: float | None) -> CallOptions:
     return CallOptions(options.stock, scheduling)
 
 
-def score_question(request: pb.ScoreRequest) -> ScoreQuestion:
-    """Read a scoring request.
+def score_call(request: pb.ScoreRequest) -> ScoreCall:
+    """Read a scoring request without its embeddings; token ids are arrays.
 
     Raises:
         RequestError: arrays are broken, or texts and token ids are mixed.
@@ -103,7 +84,7 @@ def score_question(request: pb.ScoreRequest) -> ScoreQuestion:
         raise wrong("items", "there are none. Send at least one text, or one row of token ids.")
     if request.WhichOneof("query") == ("query_ids" if isinstance(query, str) else "query_text"):
         raise wrong("query", "texts and token ids are mixed. Send query and items alike.")
-    call = ScoreCall(
+    return ScoreCall(
         query=query,
         items=items,
         label_token_ids=_labels(request.labels),
@@ -112,7 +93,45 @@ def score_question(request: pb.ScoreRequest) -> ScoreQuestion:
         item_first=request.item_first,
         return_token_logprobs=request.return_token_logprobs,
     )
-    return ScoreQuestion(call, item_overrides(request, len(items)))
+
+
+def with_overrides(call: ScoreCall, request: pb.ScoreRequest) -> ScoreCall:
+    """Add the embeddings of a request to its call, whose number of items was checked.
+
+    Raises:
+        RequestError: arrays are broken, or do not fit the items.
+    """
+    if not request.HasField(_OVERRIDES):
+        return call
+    message, num_items = request.embed_overrides, call.num_items
+    if message.dtype not in DTYPES:
+        raise wrong(f"{_OVERRIDES}.dtype", f"{message.dtype!r:.80} is none of {', '.join(DTYPES)}.")
+    counts = int32_array(message.item_counts, field=f"{_OVERRIDES}.item_counts")
+    table, own = _table(message, "items"), None
+    if len(counts) or len(table):
+        if len(counts) != num_items or int(counts.min()) < 0:
+            raise wrong(f"{_OVERRIDES}.item_counts", f"send one for each of the {num_items} items.")
+        total = int(counts.sum(dtype=np.int64))
+        if total != len(table):
+            raise wrong(
+                f"{_OVERRIDES}.items",
+                f"the counts add up to {total}, but there are {len(table)} embeddings.",
+            )
+        parts = np.split(table, np.cumsum(counts, dtype=np.int64)[:-1])
+        own = [part if len(part) else None for part in parts]
+    return replace(
+        call,
+        embed_override_token_id=message.token_id,
+        query_embed_overrides=_table(message, "query") if message.query else None,
+        item_embed_overrides=own,
+    )
+
+
+def _table(message: pb.EmbedOverrides, name: str) -> OverrideArray:
+    try:
+        return overrides_from_bytes(getattr(message, name), message.dtype, message.width)
+    except PackingError as error:
+        raise wrong(f"{_OVERRIDES}.{name}", f"{error}. Send whole embeddings.") from error
 
 
 def without_items(first: pb.ScoreRequest) -> pb.ScoreRequest:
@@ -120,7 +139,7 @@ def without_items(first: pb.ScoreRequest) -> pb.ScoreRequest:
     shared = pb.ScoreRequest()
     shared.CopyFrom(first)
     shared.ClearField("items")
-    if shared.HasField("embed_overrides"):
+    if shared.HasField(_OVERRIDES):
         shared.embed_overrides.ClearField("items")
         shared.embed_overrides.ClearField("item_counts")
     return shared
@@ -145,15 +164,12 @@ def next_items(shared: pb.ScoreRequest, request: pb.ScoreRequest) -> pb.ScoreReq
     return whole
 
 
-def vector_question(
-    request: pb.EmbedRequest | pb.ClassifyRequest, dimensions: int = 0
-) -> VectorQuestion:
-    """Read a call for vectors.
+def prompts_of(prompts: pb.Prompts) -> list[str] | FlatRows:
+    """Read the prompts of a call for vectors.
 
     Raises:
         RequestError: arrays are broken, or there is no prompt.
     """
-    prompts = request.prompts
     found: list[str] | FlatRows
     if prompts.WhichOneof("prompts") == "ids":
         found = flat_rows(prompts.ids.values, prompts.ids.counts, field="prompts.ids")
@@ -161,7 +177,7 @@ def vector_question(
         found = list(prompts.texts.texts)
     if not len(found):
         raise wrong("prompts", "there are none. Send at least one text, or one row of token ids.")
-    return VectorQuestion(found, dimensions, request.adapter)
+    return found
 
 
 def _labels(labels: pb.Int32Rows) -> FlatRows:

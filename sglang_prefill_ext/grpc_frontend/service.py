@@ -20,8 +20,6 @@ from sglang_prefill_ext.grpc_frontend.questions import (
     CallOptions,
     next_items,
     options_of,
-    score_question,
-    vector_question,
     without_items,
 )
 
@@ -62,20 +60,21 @@ class PrefillService:
         return await _answer(context, self._classify(request, context))
 
     async def _score(self, request: pb.ScoreRequest, context: Any) -> pb.ScoreResponse:
-        question, options = score_question(request), _options(request, context)
-        return await self._by_session(lambda session: score(session, question, options))
+        options = _options(request, context)
+        return await self._by_session(lambda session: score(session, request, options))
 
     async def _embed(self, request: pb.EmbedRequest, context: Any) -> pb.EmbedResponse:
-        question = vector_question(request, request.dimensions)
-        options = _options(request, context)
-        found, usage = await self._by_session(lambda session: vectors(session, question, options))
+        options, dimensions = _options(request, context), request.dimensions
+        found, usage = await self._by_session(
+            lambda session: vectors(session, request, options, dimensions)
+        )
         return pb.EmbedResponse(vectors=found.tobytes(), width=found.shape[1], usage=usage)
 
     async def _classify(self, request: pb.ClassifyRequest, context: Any) -> pb.ClassifyResponse:
-        question, options = vector_question(request), _options(request, context)
+        options = _options(request, context)
 
         async def classify(session: Session) -> pb.ClassifyResponse:
-            values, usage = await vectors(session, question, options)
+            values, usage = await vectors(session, request, options)
             return pb.ClassifyResponse(
                 values=values.tobytes(),
                 width=values.shape[1],

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sglang_prefill_ext.metrics.prometheus import new_metric
 from sglang_prefill_ext.moe.routing import LayerBalance
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.status import BAD_ENDS
@@ -33,6 +32,18 @@ _COUNTERS = {
 
 _PATHS = frozenset(("packed", "stock", *(end.counted for end in BAD_ENDS)))
 """Names that requests are counted under; others that another process reports are ignored."""
+
+
+def new_metric(kind: str, name: str, text: str, labels: Iterable[str], **settings: Any) -> Any:
+    """Make a metric of the class `kind` of prometheus_client.
+
+    prometheus_client is imported late: with several front ends it must see the directory that
+    SGLang sets up for sharing counters between processes.
+    """
+    import prometheus_client
+
+    made = getattr(prometheus_client, kind)
+    return made(f"sglang:prefill_only_{name}", text, tuple(labels), **settings)
 
 
 class FrontendMetrics:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from sglang_prefill_ext.metrics.prometheus import new_metric
+from sglang_prefill_ext.metrics import new_metric
 
 BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 """Upper bounds of the histogram's buckets, in ms."""

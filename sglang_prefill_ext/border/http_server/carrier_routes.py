@@ -19,12 +19,13 @@ from starlette.routing import Route
 from sglang_prefill_ext.attach import carrier
 from sglang_prefill_ext.attach.carrier import EngineState, Offer, PartAnswer, Reranking
 from sglang_prefill_ext.attach.engine import result_of
+from sglang_prefill_ext.attach.messages import StockAnswer, StockError
 from sglang_prefill_ext.border.http_server.fast_route import refusal
 from sglang_prefill_ext.border.model.model_classes import encoder_traits
 from sglang_prefill_ext.border.tokenizer_manager.attached import AttachableEngine
 from sglang_prefill_ext.errors import ConfigError, PackingError, RequestError
 from sglang_prefill_ext.frontend.ask_processes import Turns
-from sglang_prefill_ext.frontend.options import RequestOptions, options_of
+from sglang_prefill_ext.frontend.options import options_of
 from sglang_prefill_ext.frontend.worker import departure
 from sglang_prefill_ext.sizing.model import ModelShape
 
@@ -72,20 +73,18 @@ def add_carrier_routes(
         state = EngineState(fingerprint, None if known else offer, told, engine.tokens)
         return Response(carrier.encode(state), media_type=carrier.MSGPACK)
 
-    async def part_of(body: bytes, options: RequestOptions) -> PartAnswer:
-        result = await result_of(engine, body, options)
-        return PartAnswer(result, engine.tokens)
-
     async def rows(raw_request: Request) -> Response:
-        def serve(body: bytes) -> Coroutine[None, None, PartAnswer]:
-            return part_of(body, options_of(raw_request.headers, now_ms=time.time() * 1e3))
+        async def serve(body: bytes) -> PartAnswer:
+            options = options_of(raw_request.headers, now_ms=time.time() * 1e3)
+            return PartAnswer(await result_of(engine, body, options), engine.tokens)
 
         return await _answered(raw_request, serve)
 
     async def calls(raw_request: Request) -> Response:
-        return await _answered(
-            raw_request, lambda body: engine.serve_stock(carrier.call_from(body))
-        )
+        async def serve(body: bytes) -> StockAnswer | StockError:
+            return await engine.serve_stock(carrier.call_from(body))
+
+        return await _answered(raw_request, serve)
 
     # FastAPI's own routes would cost every part the check of all routes before, and of arguments.
     app.router.routes[:0] = [
@@ -100,18 +99,18 @@ async def _answered(
 ) -> Response:
     """Answer with what `serve` returns for the body; cancelled as soon as the client leaves."""
     try:
-        work = serve(await request.body())
+        body = await request.body()
     except ClientDisconnect:
         return Response(status_code=_UNREAD)
-    except (PackingError, RequestError) as error:
-        return refusal(error)
-    working = asyncio.ensure_future(work)
+    working = asyncio.ensure_future(serve(body))
     leaving = asyncio.ensure_future(departure(request))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
             return Response(status_code=_UNREAD)
         return Response(carrier.encode(working.result()), media_type=carrier.MSGPACK)
+    except (PackingError, RequestError) as error:
+        return refusal(error)
     finally:
         working.cancel()
         leaving.cancel()

@@ -35,7 +35,7 @@ from sglang_prefill_ext.frontend.token.generate_api import (
     sampling_arguments,
 )
 from sglang_prefill_ext.frontend.token.token_answer import answer_of, token_of
-from sglang_prefill_ext.frontend.token.token_call import TokenCall, TokenNumbers, TokenRequest
+from sglang_prefill_ext.frontend.token.token_call import TokenCall, TokenRequest, check_numbers
 from sglang_prefill_ext.frontend.token.token_frontend import TokenFrontend
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
@@ -70,24 +70,26 @@ class DirectGenerate:
         """
         if self._wants_more() or not body.needs_no_request_state:
             return None
-        try:
-            context.raise_if_opted_out()
-            options, request = context.options(), context.request
-            sampling, stops = self._sampling(body)
-            keeping = self._records.keeping(request, len(body.prompts), dict)
-            with counted(self._frontend.path.metrics, context):
-                with keeping as record:
-                    calls = await self._calls(body, sampling, stops, request)
-                    record.times.set_api_server_dispatch_finish_time()
-                    read_outs = await self._frontend.read_all(calls, options, request)
-                    lens, new_tokens = [len(call.ids) for call in calls], int(calls[0].generates)
-                    record.served = served_prompts(lens, read_outs, new_tokens=new_tokens)
-                read = list(map(partial(self._ended, sampling, stops), calls, read_outs))
-                write = partial(self._written, body, record.times, read)
-                numbers = sum(call.num_values for call in calls)
-                return await self._frontend.path.answers.run_if_large(numbers, write)
-        except (StockPathTaken, RequestError, UnicodeError):
-            return None  # SGLang serves the request from its body, and finds the same errors
+        with counted(self._frontend.path.metrics, context):
+            try:
+                return await self._answer(body, context)
+            except (StockPathTaken, RequestError, UnicodeError):
+                return None  # SGLang finds, and counts, the same errors
+
+    async def _answer(self, body: GenerateBody, context: CallContext) -> bytes:
+        context.raise_if_opted_out()
+        options, request = context.options(), context.request
+        sampling, stops = self._sampling(body)
+        with self._records.keeping(request, len(body.prompts), dict) as record:
+            calls = await self._calls(body, sampling, stops, request)
+            record.times.set_api_server_dispatch_finish_time()
+            read_outs = await self._frontend.read_all(calls, options, request)
+            lens, new_tokens = [len(call.ids) for call in calls], int(calls[0].generates)
+            record.served = served_prompts(lens, read_outs, new_tokens=new_tokens)
+        read = list(map(partial(self._ended, sampling, stops), calls, read_outs))
+        write = partial(self._written, body, record.times, read)
+        numbers = sum(call.num_values for call in calls)
+        return await self._frontend.path.answers.run_if_large(numbers, write)
 
     def _wants_more(self) -> bool:
         """Whether this server shows requests, or answers with more than is known here."""
@@ -102,10 +104,9 @@ class DirectGenerate:
 
     def _sampling(self, body: GenerateBody) -> tuple[Any, Collection[int]]:
         """SGLang's parameters, and the tokens that stop a generation; SGLang refuses wrong ones."""
-        top_k = body.sampling_params.top_k or 0
-        asked = TokenNumbers(top_logprobs_num=body.top_logprobs_num or 0, top_k=top_k)
+        num_top, top_k = body.top_logprobs_num or 0, body.sampling_params.top_k or 0
         try:
-            asked.check(self._vocab_size)
+            check_numbers(self._vocab_size, top_logprobs_num=num_top, top_k=top_k)
             return self._checked_sampling(body.sampling_key)
         except ValueError as error:
             raise StockPathTaken(StockReason.UNUSUAL_INPUT) from error
@@ -146,10 +147,10 @@ class DirectGenerate:
 
     def _written(self, body: GenerateBody, times: Any, read: list[_Ended]) -> bytes:
         """The body of the answer; may be called in any thread."""
-        answers = [self._answer(body, times, each) for each in read]
+        answers = [self._fields(body, times, each) for each in read]
         return answer_body(answers, is_single=body.is_single)
 
-    def _answer(self, body: GenerateBody, times: Any, ended: _Ended) -> dict[str, Any]:
+    def _fields(self, body: GenerateBody, times: Any, ended: _Ended) -> dict[str, Any]:
         call, read_out, reason, text = ended
         cached = read_out.cached_tokens
         answer = answer_of(call, read_out.table, vocab_size=self._vocab_size)

@@ -17,7 +17,7 @@ from sglang_prefill_ext.border.tokenizer_manager.override_hooks import (
 from sglang_prefill_ext.border.tokenizer_manager.request_fields import is_decision
 from sglang_prefill_ext.border.tokenizer_manager.server import server_of
 from sglang_prefill_ext.errors import RequestError
-from sglang_prefill_ext.frontend.token.token_call import TokenNumbers, check_readout
+from sglang_prefill_ext.frontend.token.token_call import check_numbers, check_readout
 from sglang_prefill_ext.wire.checks import check_positions, check_prompt, wrong
 
 
@@ -49,7 +49,15 @@ def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
 def _check(manager: Any, obj: Any, input_ids: Any) -> None:
     """See `validate_prompt`."""
     if isinstance(obj, GenerateReqInput):
-        _numbers_of(obj).check(manager.model_config.vocab_size)
+        sampling = obj.sampling_params
+        check_numbers(
+            manager.model_config.vocab_size,
+            top_logprobs_num=obj.top_logprobs_num,
+            logprob_start_len=obj.logprob_start_len if obj.return_logprob else -1,
+            top_k=sampling.get("top_k") or 0,
+            min_new_tokens=sampling.get("min_new_tokens") or 0,
+            stop_token_ids=sampling.get("stop_token_ids") or (),
+        )
     _check_adapter(manager, obj)
     _check_readout(manager, obj, input_ids)
     if getattr(obj, "input_embeds", None) is not None:
@@ -109,15 +117,3 @@ def _check_readout(manager: Any, obj: Any, input_ids: Any) -> None:
     )
     tokens = None if input_ids is None else len(input_ids)
     check_readout(positions, tokens, in_one_piece=in_one_piece)
-
-
-def _numbers_of(obj: Any) -> TokenNumbers:
-    """The numbers to check of a `GenerateReqInput` for one prompt."""
-    sampling = obj.sampling_params
-    return TokenNumbers(
-        obj.top_logprobs_num,
-        obj.logprob_start_len if obj.return_logprob else -1,
-        sampling.get("top_k") or 0,
-        sampling.get("min_new_tokens") or 0,
-        sampling.get("stop_token_ids") or (),
-    )

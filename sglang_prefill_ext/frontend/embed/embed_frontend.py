@@ -17,7 +17,7 @@ from sglang_prefill_ext.frontend.batch_exchange import (
 from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall, PromptEncoder
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.options import RequestOptions
-from sglang_prefill_ext.frontend.overrides.override_pack import place_of_vectors
+from sglang_prefill_ext.frontend.overrides.placeholders import place_of_vectors
 from sglang_prefill_ext.frontend.packed_path import PackedPath
 from sglang_prefill_ext.frontend.prompt_batch import PackedGroup, pack_prompts, pack_read_places
 from sglang_prefill_ext.frontend.worker import Worker, within
@@ -111,12 +111,11 @@ class EmbedFrontend:
             args = (call, prompts, self.path.embeddings)
             placed, table = await self._worker.run(place_of_vectors, *args)
         width = call.dimensions or (VECTOR_AND_STATE if call.with_states else WHOLE_VECTOR)
-        asked = (placed, width, options, request, table, call.adapter)
+        asked = placed, width, options, request
         try:
-            if call.places is None:
-                read_outs = await self.vectors(*asked)
-            else:
-                read_outs = await self._vectors_at(call.places, *asked)
+            read_outs = await self.vectors(
+                *asked, overrides=table, adapter=call.adapter, places=call.places
+            )
         except StockPathTaken as taken:
             raise StockPathTaken(taken.reason, _with_ids(call, prompts)) from None
         tables, states = [each.table for each in read_outs], None
@@ -136,41 +135,16 @@ class EmbedFrontend:
             return [table.item() for table in tables]
         return [table.tolist() if table.ndim == 1 else table_rows(table) for table in tables]
 
-    async def _vectors_at(
-        self,
-        places: list[list[int]],
-        prompts: list[Int32Array],
-        width: int,
-        options: RequestOptions,
-        request: Any,
-        overrides: OverrideArray,
-        adapter: str,
-    ) -> list[ReadOut]:
-        """Return the vectors at places of each prompt, float32 ``[places, width]``.
-
-        Such a call is sent as one packed request, like a scoring call, and is large enough to share
-        no batch. Arguments and errors are those of `vectors`.
-        """
-        numbers = sum(map(len, places)) * self.path.embeddings.width
-        check_memory(self.path.config, numbers=numbers, field="token_indices_to_pool")
-        args = (prompts, places, width, overrides, adapter)
-        async with self.path.exchange.admitted(options, request):
-            rows = await self._worker.run(pack_read_places, *args)
-            answer = await self.path.exchange.ask(rows, options, request)
-        self.path.metrics.record_packed()
-        self.path.metrics.record_work(rows, answer)
-        ends = np.cumsum(list(map(len, places)))
-        tables = np.split(answer.row_values().reshape(int(ends[-1]), -1), ends[:-1])
-        return read_outs(tables, rows, answer)
-
     async def vectors(
         self,
         prompts: list[Int32Array],
         width: int,
         options: RequestOptions,
         request: Any,
+        *,
         overrides: OverrideArray = NO_OVERRIDES,
         adapter: str = "",
+        places: list[list[int]] | None = None,
     ) -> list[ReadOut]:
         """Return a vector of each prompt, float32 ``[width]``; the errors are those of `embed`.
 
@@ -178,12 +152,25 @@ class EmbedFrontend:
             prompts: none is empty; all ids lie in the vocabulary, or name one of `overrides`.
             width: how many leading numbers of each vector, or `WHOLE_VECTOR` or `VECTOR_AND_STATE`.
             adapter: see `PackedRows`.
+            places: see `EmbedCall`; with these, ``[places, width]`` of each prompt.
         """
-        self.path.exchange.require_fitting(max(map(len, prompts)))
-        kind = _Kind(width, _Overridden(overrides) if len(overrides) else _NONE, adapter)
-        read_outs = await self._batches.ask(kind, options, prompts, request)
+        if places is None:
+            self.path.exchange.require_fitting(max(map(len, prompts)))
+            kind = _Kind(width, _Overridden(overrides) if len(overrides) else _NONE, adapter)
+            found = await self._batches.ask(kind, options, prompts, request)
+        else:  # one packed request, like a scoring call, and large enough to share no batch
+            lens = list(map(len, places))
+            numbers = sum(lens) * self.path.embeddings.width
+            check_memory(self.path.config, numbers=numbers, field="token_indices_to_pool")
+            args = (prompts, places, width, overrides, adapter)
+            async with self.path.exchange.admitted(options, request):
+                rows = await self._worker.run(pack_read_places, *args)
+                answer = await self.path.exchange.ask(rows, options, request)
+            self.path.metrics.record_work(rows, answer)
+            values = answer.row_values().reshape(sum(lens), -1)
+            found = read_outs(np.split(values, np.cumsum(lens)[:-1]), rows, answer)
         self.path.metrics.record_packed()
-        return read_outs
+        return found
 
     def _pack(self, kind: _Kind, prompts: list[Int32Array]) -> list[PackedGroup]:
         table, policy = kind.overridden.table, self.path.prefixes

@@ -71,20 +71,25 @@ def place_overrides(
     return Placed([], [a + b for a, b in zip(queries, items, strict=True)], table)
 
 
-def place_at(
-    prompts: Sequence[Int32Array], positional: Sequence[Any], kind: EmbeddingKind
+def place_of_vectors(
+    call: EmbedCall, prompts: Sequence[Int32Array], kind: EmbeddingKind
 ) -> tuple[list[Int32Array], OverrideArray]:
-    """Put embeddings into prompts of token ids at positions that are given.
+    """Put the embeddings of a call for vectors into its prompts, at positions or placeholders.
 
     Args:
-        positional: see `EmbedCall`; its embeddings are arrays.
+        call: has embeddings, which are arrays.
 
     Returns:
         The prompts, and the table that their negative ids name rows of.
 
     Raises:
+        StockPathTaken: a prompt does not have as many placeholders as embeddings.
         RequestError: see `checked_overrides`.
     """
+    positional = call.positional
+    if positional is None:
+        pairs = zip(prompts, call.embeds or (), strict=True)
+        positional = [_at_placeholders(call.placeholder, *pair) for pair in pairs]
     matrices = [
         None if each is None else checked_overrides("embed_overrides", each.embeds, kind)
         for each in positional
@@ -99,22 +104,14 @@ def place_at(
     return placed, table
 
 
-def at_placeholders(call: EmbedCall, prompts: Sequence[Int32Array]) -> list[Positional | None]:
-    """Pair the `embeds` of a call with the positions of the placeholders in its encoded prompts.
-
-    Raises:
-        StockPathTaken: see `place_overrides`.
-    """
-    found: list[Positional | None] = []
-    for prompt, own in zip(prompts, call.embeds or (), strict=True):
-        if own is None:
-            found.append(None)
-            continue
-        positions = np.flatnonzero(prompt == call.placeholder).tolist()
-        if len(positions) != len(own):
-            raise StockPathTaken(StockReason.UNUSUAL_INPUT)
-        found.append(Positional(own, positions))
-    return found
+def _at_placeholders(placeholder: int | None, prompt: Int32Array, embeds: Any) -> Positional | None:
+    """The embeddings of a prompt with the positions of its placeholders."""
+    if embeds is None:
+        return None
+    positions = np.flatnonzero(prompt == placeholder).tolist()
+    if len(positions) != len(embeds):
+        raise StockPathTaken(StockReason.UNUSUAL_INPUT)
+    return Positional(embeds, positions)
 
 
 def checked_matrices(

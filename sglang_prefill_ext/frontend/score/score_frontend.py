@@ -12,16 +12,15 @@ import msgspec
 from sglang_prefill_ext.frontend.answers import Scored, scored_of
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.options import RequestOptions
-from sglang_prefill_ext.frontend.overrides.override_pack import pack_overridden
-from sglang_prefill_ext.frontend.pack import FIELD, PromptLengths, pack_flat, pack_token_ids
+from sglang_prefill_ext.frontend.pack import FIELD, pack_token_ids
 from sglang_prefill_ext.frontend.packed_path import PackedPath
-from sglang_prefill_ext.frontend.read_places import anchors_of, pack_setwise
 from sglang_prefill_ext.frontend.score.score_call import (
     ScoreCall,
     ineligible_reason,
     pack_labels,
     prompts_of,
 )
+from sglang_prefill_ext.frontend.score.score_pack import pack_overridden, pack_setwise_call
 from sglang_prefill_ext.frontend.worker import Worker, is_large
 from sglang_prefill_ext.wire.arrays import FlatRows, int_array
 from sglang_prefill_ext.wire.checks import check_count, check_memory, check_repeated, wrong
@@ -111,12 +110,14 @@ class ScoreFrontend:
         if call.has_overrides:
             rows = await run(pack_overridden, call, labels, self.path)
         elif call.score_extraction_token_id is not None:
-            rows = await run(self._pack_setwise, call, labels)
+            rows = await run(pack_setwise_call, call, labels, self.path)
         else:
             query, items = prompts_of(call)
             args = (query, items, call.item_first, labels, self.path.vocab_size)
-            pack = pack_flat if isinstance(items, FlatRows) else pack_token_ids
-            rows = await run(pack, *args) if is_large(tokens) else pack(*args)
+            if is_large(tokens):
+                rows = await run(pack_token_ids, *args)
+            else:
+                rows = pack_token_ids(*args)
         return rows
 
     def _check_sizes(self, call: ScoreCall, labels: Labels) -> int:
@@ -130,35 +131,34 @@ class ScoreFrontend:
                 check_repeated(query, items)
             check_memory(self.path.config, numbers=numbers)
             return 0
-        lengths = PromptLengths.of(query, items)
-        self._require_fitting(lengths)
+        if isinstance(items, FlatRows):
+            longest_item, own = int(items.counts.max()), len(items.values)
+        else:
+            lens = list(map(len, items))
+            longest_item, own = max(lens), sum(lens)
+        whole = len(items) * len(query) + own
+        self._require_fitting(len(query) + longest_item, whole)
         stacked = call.stacked_query_item_embed_overrides is not None
-        tokens = lengths.packed(repeats_query=call.item_first or setwise or stacked)
+        tokens = whole if call.item_first or setwise or stacked else len(query) + own
         check_memory(self.path.config, tokens=tokens, numbers=numbers)
         return tokens
 
-    def _require_fitting(self, lengths: PromptLengths) -> None:
-        """Leave prompts that are too long to SGLang, unless it would use much memory for them."""
+    def _require_fitting(self, tokens: int, all_tokens: int) -> None:
+        """Leave prompts that are too long to SGLang, unless it would use much memory for them.
+
+        Args:
+            tokens, all_tokens: of the longest prompt, and of all prompts together.
+        """
         longest = self.path.link.longest_prompt()
-        if lengths.longest_prompt <= longest:
+        if tokens <= longest:
             return
-        whole = lengths.packed(repeats_query=True)
-        if whole > self.path.config.max_queued_tokens and not self.path.truncates:
+        if all_tokens > self.path.config.max_queued_tokens and not self.path.truncates:
             raise wrong(
                 FIELD,
-                f"a prompt has {lengths.longest_prompt} tokens, the model takes {longest} at most. "
+                f"a prompt has {tokens} tokens, the model takes {longest} at most. "
                 "Send a shorter query or shorter items.",
             )
         raise StockPathTaken(StockReason.PROMPT_TOO_LONG)
-
-    def _pack_setwise(self, call: ScoreCall, labels: Labels) -> PackedRows:
-        query, items = prompts_of(call)
-        prompts = [query + item for item in items]
-        if isinstance(query, str):
-            query = self.path.link.encode([query])[0] if query else []
-            prompts = self.path.link.encode(prompts)
-        anchors = anchors_of(query, prompts, call.score_extraction_token_id)
-        return pack_setwise(prompts, anchors, labels, self.path.vocab_size, self.path.config)
 
 
 def lone_prompt(

@@ -122,43 +122,43 @@ def _sampling_of(params: Any, stop_tokens: Collection[int]) -> Sampling | None:
 _LARGEST_TOP_K = 2**31 - 1  # SGLang puts them into tensors of 32 bits
 
 
-@dataclass(frozen=True, slots=True)
-class TokenNumbers:
-    """The numbers of a request for one prompt that need a check, under SGLang's names.
+def check_numbers(
+    vocab_size: int,
+    *,
+    top_logprobs_num: int | list[int] | None = 0,
+    logprob_start_len: int | list[int] | None = -1,
+    top_k: int = -1,
+    min_new_tokens: int = 0,
+    stop_token_ids: Collection[int | None] = (),
+) -> None:
+    """Refuse numbers of a request for one prompt that SGLang's scheduler cannot handle.
 
-    Attributes:
+    Args:
+        vocab_size: of the model.
         top_logprobs_num, logprob_start_len: SGLang does not refuse lists, which are for many
             prompts.
         stop_token_ids: SGLang ignores None, which a tokenizer without such a token has.
+
+    Raises:
+        RequestError: names the field, the value and the remedy.
     """
-
-    top_logprobs_num: int | list[int] | None = 0
-    logprob_start_len: int | list[int] | None = -1
-    top_k: int = -1
-    min_new_tokens: int = 0
-    stop_token_ids: Collection[int | None] = ()
-
-    def check(self, vocab_size: int) -> None:
-        """Refuse numbers that SGLang's scheduler cannot handle with a vocabulary of this size.
-
-        Raises:
-            RequestError: names the field, the value and the remedy.
-        """
-        top, start = self.top_logprobs_num, self.logprob_start_len
-        if isinstance(top, list | None) or top > vocab_size:
-            raise wrong("top_logprobs_num", f"{top} is no number up to {vocab_size}; send one.")
-        if isinstance(start, list | None) or start < -1:
+    if isinstance(top_logprobs_num, list | None) or top_logprobs_num > vocab_size:
+        raise wrong(
+            "top_logprobs_num", f"{top_logprobs_num} is no number up to {vocab_size}; send one."
+        )
+    if isinstance(logprob_start_len, list | None) or logprob_start_len < -1:
+        raise wrong(
+            "logprob_start_len",
+            f"{logprob_start_len} is no place in the prompt; send one, or -1 for none.",
+        )
+    if top_k > _LARGEST_TOP_K:
+        raise wrong("top_k", f"{top_k} is too large; send -1 for the whole vocabulary.")
+    for token in stop_token_ids if min_new_tokens > 0 else ():
+        if token is not None and not 0 <= token < vocab_size:
             raise wrong(
-                "logprob_start_len", f"{start} is no place in the prompt; send one, or -1 for none."
+                "stop_token_ids",
+                f"{token} beside min_new_tokens; valid ids are 0 to {vocab_size - 1}.",
             )
-        if self.top_k > _LARGEST_TOP_K:
-            raise wrong("top_k", f"{self.top_k} is too large; send -1 for the whole vocabulary.")
-        for token in self.stop_token_ids if self.min_new_tokens > 0 else ():
-            if token is not None and not 0 <= token < vocab_size:
-                raise wrong(
-                    "stop_token_ids",
-                    f"{token} beside min_new_tokens; valid ids are 0 to {vocab_size - 1}.",
-                )
 
 
 def check_readout(positions: object, tokens: int | None, *, in_one_piece: bool) -> None:

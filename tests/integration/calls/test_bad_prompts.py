@@ -62,6 +62,15 @@ def test_what_is_refused_is_counted_if_it_could_be_packed(
     assert moved["frontend.requests.refused"] == refused
 
 
+def test_an_answer_too_large_for_memory_is_counted_once(client: Client) -> None:
+    wanted: Json = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 8_000}
+    body = {"input_ids": [5] * 3_000, "sampling_params": {"max_new_tokens": 0}} | wanted
+    with client.counting() as moved:
+        refused = client.post("/generate", body)
+    assert (refused.status_code, moved["frontend.requests.refused"]) == (400, 1)
+    assert "top_logprobs_num: 3000 tokens and" in message_of(refused.json())
+
+
 @pytest.mark.patch("P22")
 @pytest.mark.parametrize("stock", [False, True], ids=["packed", "stock"])
 @pytest.mark.parametrize(

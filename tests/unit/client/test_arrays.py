@@ -107,6 +107,10 @@ def test_halves_are_sent_as_such_and_doubles_as_singles() -> None:
         (EmbedOverrides(7, items=ROWS[:2]), "item_embed_overrides: 2 for 3 items"),
         (EmbedOverrides(7, items=[None, None, ROWS]), r"item_embed_overrides\[2\]: "),
         (EmbedOverrides(7, items=np.ones((3, 2))), "item_embed_overrides: .*3 dimensions"),
+        (
+            EmbedOverrides(7, items=[np.ones((1, width)) for width in (4, 2, 6)]),
+            "embed_overrides: embeddings of 2, 4, 6 numbers",
+        ),
     ],
 )
 def test_other_arrays_are_refused_by_name(overrides: EmbedOverrides, said: str) -> None:

@@ -326,6 +326,7 @@ def test_what_cannot_be_read_names_no_password(ask: Ask, stand_in: StandIn) -> N
     [
         "me:secret@localhost:30000",
         "ftp://me:secret@x",
+        "FTP://me:secret@x",
         "http://me:secret@x:p",
         "grpc://",
         "grpc://:1",

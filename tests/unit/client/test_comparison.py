@@ -72,6 +72,14 @@ def test_what_a_path_refuses_is_reported_and_is_a_failure(stand_in: StandIn) -> 
     assert "0.0e+00, in line 1" in result.stdout
 
 
+def test_a_first_record_that_is_wrong_fails_alone(stand_in: StandIn) -> None:
+    stand_in.will(PACKED)
+    result = run(stand_in, stdin=f"{{\n{RECORD}")
+    assert "Line 2 takes the packed path\n" in result.stdout
+    assert "line 1: not JSON" in result.stderr
+    assert result.exit_code == 1
+
+
 def test_a_server_that_answers_nothing_is_a_failure(stand_in: StandIn) -> None:
     refusal = Reply(400, '{"message": "no"}')
     stand_in.will(PACKED, refusal, refusal)

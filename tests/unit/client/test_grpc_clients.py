@@ -231,7 +231,7 @@ async def test_a_key_is_not_sent_in_the_clear_without_a_word(kind: Any) -> None:
     with pytest.warns(UserWarning, match=r"api_key goes to example\.org in the clear.*grpcs://"):
         kind("grpc://example.org:1", api_key="key")
     kind("grpcs://example.org:1", api_key="key")
-    for address in ("localhost", "localhost:1", "127.0.0.1:1", "[::1]:1"):
+    for address in ("localhost", "localhost:1", "127.0.0.1:1", "[::1]", "[::1]:1"):
         kind(f"grpc://{address}", api_key="key")
     with pytest.raises(ConfigError, match="grpc://x:1/a has more than a host"):
         kind("grpc://x:1/a")

@@ -68,6 +68,15 @@ def test_rows_of_csv_each_stand_alone() -> None:
     assert found[6][1].startswith("not UTF-8: ")
 
 
+def test_a_cell_of_csv_may_be_as_long_as_a_line_of_json() -> None:
+    items = json.dumps(["a" * 1000] * 500)
+    file = io.StringIO(newline="")
+    csv.writer(file).writerows([["items"], [items], ["b"]])
+    file.seek(0)
+    found = loaded(read_csv(file))
+    assert [fields for _, fields in found] == [{"items": json.loads(items)}, {"items": "b"}]
+
+
 def test_what_is_not_csv_ends_the_reading_but_not_what_was_read() -> None:
     found = loaded(read_csv(io.StringIO('text\ngood\n"open', newline="")))
     assert found[0] == (2, {"text": "good"})

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.errors import RequestError
-from sglang_prefill_ext.frontend.pack import PromptLengths, pack_flat, pack_token_ids
+from sglang_prefill_ext.frontend.pack import pack_token_ids
 from sglang_prefill_ext.wire.arrays import FlatRows, int_array
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.read import Labels
@@ -123,17 +123,6 @@ def test_a_row_without_tokens_is_refused(rows: list[list[int]]) -> None:
         pack_token_ids([], rows, False, LABELS, VOCAB)
 
 
-@given(TOKEN_LISTS, ITEMS)
-def test_lengths_are_those_of_the_prompts(query: list[int], items: list[list[int]]) -> None:
-    flat = FlatRows(int_array([x for item in items for x in item]), int_array([*map(len, items)]))
-    lengths = PromptLengths.of(query, items)
-    assert lengths == PromptLengths.of(int_array(query), flat)
-    prompts = [query + item for item in items]
-    assert lengths.longest_prompt == max(map(len, prompts))
-    assert lengths.packed(repeats_query=True) == sum(map(len, prompts))
-    assert lengths.packed(repeats_query=False) == len(query) + sum(map(len, items))
-
-
 @pytest.mark.parametrize("first_token", [0, 7], ids=["items differ", "items begin alike"])
 @pytest.mark.parametrize("as_lists", [False, True])
 def test_a_query_behind_items_takes_few_bytes_a_pair(first_token: int, as_lists: bool) -> None:
@@ -143,12 +132,11 @@ def test_a_query_behind_items_takes_few_bytes_a_pair(first_token: int, as_lists:
     if first_token:
         rows[:, 0] = first_token
     items: Any = FlatRows(rows.ravel(), np.full(count, 2, dtype=np.int32))
-    pack: Any = pack_flat
     if as_lists:
-        query, items, pack = query.tolist(), rows.tolist(), pack_token_ids
+        query, items = query.tolist(), rows.tolist()
     tracemalloc.start()
     try:
-        packed = pack(query, items, True, LABELS, 2 * count)
+        packed = pack_token_ids(query, items, True, LABELS, 2 * count)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sglang_prefill_ext.config import PrefixCaching
 from sglang_prefill_ext.frontend.options import RequestOptions
-from sglang_prefill_ext.frontend.prompt_batch import PackedGroup, pack_prompts
+from sglang_prefill_ext.frontend.prompt_batch import PackedGroup, ReadPlaces, pack_prompts
 from sglang_prefill_ext.frontend.score.score_frontend import lone_prompt
 from sglang_prefill_ext.wire.arrays import int_array
 from sglang_prefill_ext.wire.packed import PackedRows
@@ -159,3 +159,26 @@ def test_a_packed_prompt_is_given_the_same_prefix() -> None:
 def test_other_packed_rows_stay_as_they_are(rows: PackedRows) -> None:
     seen = policy(PrefixCaching.ALWAYS)
     assert lone_prompt(rows, RequestOptions(), seen, 1_000) == (rows, RequestOptions())
+
+
+READ_PROMPTS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=4)
+
+
+@given(READ_PROMPTS, st.data())
+def test_a_prompt_is_read_at_its_places_and_between(
+    prompts: list[list[int]], data: st.DataObject
+) -> None:
+    places = [
+        sorted(data.draw(st.sets(st.integers(0, len(prompt) - 1), min_size=1)))
+        for prompt in prompts
+    ]
+    reads = ReadPlaces.of(list(map(len, prompts)), places)
+    wanted, start = reads.wanted.tolist(), 0
+    for prompt, own, lens in zip(prompts, places, reads.lens.tolist(), strict=True):
+        first = len(prompt) - lens
+        mine = wanted[start : start + lens]
+        assert [first + number for number, each in enumerate(mine) if each] == own
+        assert mine[0]
+        start += lens
+    assert start == len(wanted)
+    assert reads.first == min(own[0] for own in places)

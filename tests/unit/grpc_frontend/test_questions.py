@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,9 +12,9 @@ from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from sglang_prefill_ext.grpc_frontend.questions import (
     next_items,
     options_of,
-    score_question,
+    prompts_of,
+    score_call,
     stock_arguments,
-    vector_question,
     without_items,
 )
 from sglang_prefill_ext.wire.arrays import FlatRows
@@ -32,8 +31,7 @@ def test_ids_come_through_the_message_unchanged(
     sent.labels.CopyFrom(int32_rows(labels))
     sent.item_first = sent.apply_softmax = sent.return_token_logprobs = first
     sent.temperature = 0.5
-    question = score_question(pb.ScoreRequest.FromString(sent.SerializeToString()))
-    arguments = stock_arguments(question.whole())
+    arguments = stock_arguments(score_call(pb.ScoreRequest.FromString(sent.SerializeToString())))
     known = labels[0] if len(labels) == 1 else labels or None
     assert arguments.pop("label_token_ids", None) == known
     assert arguments.pop("return_pooled_hidden_states") is False
@@ -48,11 +46,10 @@ def test_ids_come_through_the_message_unchanged(
 
 
 def test_texts_and_what_is_left_out() -> None:
-    question = score_question(text_request("q", "a", "漢"))
-    call = question.whole()
+    call = score_call(text_request("q", "a", "漢"))
     assert (call.query, call.items, call.temperature) == ("q", ["a", "漢"], 1.0)
     assert stock_arguments(call)["label_token_ids"] == [4]
-    alone = stock_arguments(score_question(pb.ScoreRequest(item_ids=int32_rows([[1]]))).whole())
+    alone = stock_arguments(score_call(pb.ScoreRequest(item_ids=int32_rows([[1]]))))
     assert alone["query"] == []
     assert "label_token_ids" not in alone
 
@@ -75,7 +72,7 @@ def test_texts_and_what_is_left_out() -> None:
 )
 def test_broken_requests_are_refused_by_field(request_: pb.ScoreRequest, field: str) -> None:
     with pytest.raises(RequestError, match=field) as caught:
-        score_question(request_)
+        score_call(request_)
     assert caught.value.field == field
 
 
@@ -102,9 +99,6 @@ def test_what_a_stream_keeps_of_its_first_message_has_no_items() -> None:
 
 
 def test_prompts_are_texts_or_ids() -> None:
-    def prompts_of(prompts: pb.Prompts) -> Any:
-        return vector_question(pb.ClassifyRequest(prompts=prompts)).prompts
-
     assert prompts_of(pb.Prompts(texts=pb.Texts(texts=["a", ""]))) == ["a", ""]
     found = prompts_of(pb.Prompts(ids=int32_rows([[1, 2], [3]])))
     assert isinstance(found, FlatRows)

@@ -190,11 +190,12 @@ async def test_wrong_requests_are_refused(
     path: Path, request_: pb.ScoreRequest, words: str
 ) -> None:
     engine = StubEngine()
-    async with served(engine, path) as (channel, _):
+    async with served(engine, path) as (channel, metrics):
         with pytest.raises(grpc.aio.AioRpcError, match=words) as caught:
             await stub_of(channel).Score(request_)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert "grpc-status-details-bin" in dict(caught.value.trailing_metadata())
+        assert metrics.requests == {"refused": 1}
     assert not engine.link.sent
 
 

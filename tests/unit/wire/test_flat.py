@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.errors import RequestError
-from sglang_prefill_ext.frontend.pack import pack_flat, pack_token_ids, shared_len, shared_once
+from sglang_prefill_ext.frontend.pack import pack_token_ids, shared_len, shared_once
 from sglang_prefill_ext.frontend.score.score_call import pack_labels
 from sglang_prefill_ext.wire.arrays import NO_INTS, FlatRows, int_array
 from sglang_prefill_ext.wire.flat import check_ids, flat_labels, flat_rows, int32_array
@@ -33,9 +33,9 @@ def test_arrays_are_packed_like_lists(
     items = [common + item for item in items]
     if not all(query + item for item in items):
         with pytest.raises(RequestError, match="empty"):
-            pack_flat(int_array(query), flat(items), first, LABELS, VOCAB)
+            pack_token_ids(int_array(query), flat(items), first, LABELS, VOCAB)
         return
-    found = pack_flat(int_array(query), flat(items), first, LABELS, VOCAB)
+    found = pack_token_ids(int_array(query), flat(items), first, LABELS, VOCAB)
     wanted = pack_token_ids(query, items, first, LABELS, VOCAB)
     assert found.prefix_len == wanted.prefix_len
     assert found.tokens.tolist() == wanted.tokens.tolist()
@@ -61,7 +61,7 @@ def test_no_more_is_taken_out_of_rows_than_is_wanted(rows: list[list[int]], most
 
 def test_long_common_beginnings_are_found_whole() -> None:
     rows = [[7] * 5000 + [1], [7] * 5000 + [2, 3]]
-    assert pack_flat(int_array([9]), flat(rows), False, LABELS, VOCAB).prefix_len == 5001
+    assert pack_token_ids(int_array([9]), flat(rows), False, LABELS, VOCAB).prefix_len == 5001
 
 
 @given(st.lists(st.lists(st.integers(-1, 6), max_size=3), max_size=4), st.integers(1, 4))
@@ -109,4 +109,4 @@ def test_ids_out_of_the_vocabulary_are_refused(token: int) -> None:
     with pytest.raises(RequestError, match=f"`query`.* {token}; valid ids are 0 to 39"):
         check_ids(int_array([1, token, 2]), VOCAB, field="query")
     with pytest.raises(RequestError, match="`items`"):
-        pack_flat(int_array([1]), flat([[1], [token]]), False, LABELS, VOCAB)
+        pack_token_ids(int_array([1]), flat([[1], [token]]), False, LABELS, VOCAB)

@@ -9,7 +9,7 @@ from bench.workloads import LABEL_IDS, Shape, draw_requests
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.frontend.score.score_body import stock_score_body
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
-from sglang_prefill_ext.grpc_frontend.questions import score_question, stock_arguments
+from sglang_prefill_ext.grpc_frontend.questions import score_call, stock_arguments
 
 REQUESTS = draw_requests(Shape.parse("5+2x3"), 1000, 4, seed=1)
 
@@ -25,7 +25,7 @@ def test_every_way_asks_the_same() -> None:
         for each in http_bodies(Wire.ARRAYS, REQUESTS, as_text)
     ]
     called = [
-        stock_arguments(score_question(pb.ScoreRequest.FromString(each)).call)
+        stock_arguments(score_call(pb.ScoreRequest.FromString(each)))
         for each in grpc_messages(REQUESTS)
     ]
     for wanted, *found in zip(lists, arrays, called, strict=True):

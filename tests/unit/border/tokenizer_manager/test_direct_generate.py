@@ -22,6 +22,7 @@ from sglang_prefill_ext.frontend.batch_exchange import ReadOut
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.token.generate_api import read_request
 from sglang_prefill_ext.frontend.token.token_call import token_call_of
+from sglang_prefill_ext.wire.checks import wrong
 from sglang_prefill_ext.wire.stock_reason import StockReason
 from tests.unit.frontend.links import StubLink, answered_meanwhile, path_of
 
@@ -177,3 +178,13 @@ def test_what_the_packed_path_declines_is_sglangs_and_not_counted_yet() -> None:
     frontend.declines = True
     assert answer(PLAIN, frontend) is None
     assert frontend.path.metrics.as_dict()["fallbacks"] == {}
+
+
+def test_what_sglang_is_to_judge_is_counted_only_where_it_does() -> None:
+    class Refusing(Frontend):
+        def call_of(self, request: Any, stop_tokens: Any) -> Any:
+            raise wrong("top_logprobs_num", "too many numbers")
+
+    frontend = Refusing()
+    assert answer(PLAIN, frontend) is None
+    assert frontend.path.metrics.as_dict()["requests"] == {}

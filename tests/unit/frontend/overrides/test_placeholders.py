@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.errors import RequestError
+from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.overrides.checked import checked_overrides
-from sglang_prefill_ext.frontend.overrides.placeholders import place_at, place_overrides
+from sglang_prefill_ext.frontend.overrides.placeholders import place_of_vectors, place_overrides
 from sglang_prefill_ext.frontend.pack import pack_token_ids
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall, ineligible_reason
 from sglang_prefill_ext.wire.arrays import EmbeddingKind, int_array
@@ -235,7 +236,8 @@ def test_embeddings_are_put_where_their_positions_say(prompts: list[list[int]]) 
         for prompt in prompts
     ]
     arrays = [int_array(prompt) for prompt in prompts]
-    placed, table = place_at(arrays, positional, KIND)
+    call = EmbedCall([], False, None, positional=positional)
+    placed, table = place_of_vectors(call, arrays, KIND)
     for before, after in zip(prompts, placed, strict=True):
         for place, (old, new) in enumerate(zip(before, after.tolist(), strict=True)):
             if old == PLACEHOLDER:

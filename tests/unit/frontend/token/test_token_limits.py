@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from sglang_prefill_ext.errors import RequestError
-from sglang_prefill_ext.frontend.token.token_call import TokenNumbers, check_readout
+from sglang_prefill_ext.frontend.token.token_call import check_numbers, check_readout
 
 VOCAB = 50
 
@@ -25,7 +25,7 @@ VOCAB = 50
     ids=str,
 )
 def test_what_there_is_may_be_asked_for(asked: dict[str, Any]) -> None:
-    TokenNumbers(**asked).check(VOCAB)
+    check_numbers(VOCAB, **asked)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_what_there_is_may_be_asked_for(asked: dict[str, Any]) -> None:
 )
 def test_what_there_is_not_is_refused(asked: dict[str, Any], words: str) -> None:
     with pytest.raises(RequestError, match=words) as refused:
-        TokenNumbers(**asked).check(VOCAB)
+        check_numbers(VOCAB, **asked)
     assert refused.value.field in asked
 
 

@@ -12,9 +12,14 @@ from hypothesis.extra import numpy as np_st
 from sglang_prefill_ext.client.arrays import EmbedOverrides
 from sglang_prefill_ext.client.grpc_calls import overrides_message
 from sglang_prefill_ext.errors import RequestError
+from sglang_prefill_ext.frontend.score.score_call import ScoreCall
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
-from sglang_prefill_ext.grpc_frontend.item_overrides import item_overrides
-from sglang_prefill_ext.grpc_frontend.questions import next_items, score_question, without_items
+from sglang_prefill_ext.grpc_frontend.questions import (
+    next_items,
+    score_call,
+    with_overrides,
+    without_items,
+)
 from tests.unit.grpc_frontend.calls import id_request, int32
 
 WIDTH = 3
@@ -31,6 +36,10 @@ def matrices(min_rows: int) -> st.SearchStrategy[np.ndarray]:
     )
 
 
+def call_of(request: pb.ScoreRequest) -> ScoreCall:
+    return with_overrides(score_call(request), request)
+
+
 def request_with(**fields: Any) -> pb.ScoreRequest:
     request = id_request([1, 2], [[3], [4]])
     request.embed_overrides.CopyFrom(pb.EmbedOverrides(**fields))
@@ -44,11 +53,11 @@ def test_embeddings_are_not_divided_before_items_are_counted() -> None:
     sent.item_ids.CopyFrom(pb.Int32Rows(values=int32([3]) * many, counts=int32([1]) * many))
     tracemalloc.start()
     try:
-        question = score_question(sent)
+        call = score_call(sent)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert question.call.num_items == many
+    assert call.num_items == many
     assert peak < 60 * many
 
 
@@ -67,12 +76,12 @@ def test_what_the_client_sends_is_what_is_read(
     num_items = 2 if items is None else len(items)
     body = EmbedOverrides(7, query, items).fields(slice(0, num_items), num_items)
     request = pb.ScoreRequest(embed_overrides=overrides_message(body))
-    found = item_overrides(pb.ScoreRequest.FromString(request.SerializeToString()), num_items)
-    assert found is not None
-    assert found.token_id == 7
-    assert_same(found.query, query)
+    sent = pb.ScoreRequest.FromString(request.SerializeToString())
+    found = with_overrides(ScoreCall(items=["a"] * num_items), sent)
+    assert found.embed_override_token_id == 7
+    assert_same(found.query_embed_overrides, query)
     # Without any embedding nothing says how many items there are, and nothing needs to.
-    own = found.fields()["item_embed_overrides"]
+    own = found.item_embed_overrides
     for number, wanted in enumerate(items or []):
         assert_same(None if own is None else own[number], wanted)
 
@@ -86,7 +95,7 @@ def test_halves_stay_halves() -> None:
 
 
 def test_a_request_without_embeddings_has_none() -> None:
-    assert score_question(id_request([1], [[2]])).overrides is None
+    assert not call_of(id_request([1], [[2]])).has_overrides
 
 
 @pytest.mark.parametrize(
@@ -105,7 +114,7 @@ def test_a_request_without_embeddings_has_none() -> None:
 )
 def test_broken_embeddings_are_refused_by_field(fields: dict[str, Any], field: str) -> None:
     with pytest.raises(RequestError, match=f"embed_overrides.*{field}") as caught:
-        score_question(request_with(token_id=7, **fields))
+        call_of(request_with(token_id=7, **fields))
     assert str(caught.value.field).startswith("embed_overrides.")
 
 
@@ -117,12 +126,10 @@ def test_later_messages_of_a_stream_bring_embeddings_of_their_items() -> None:
     later.CopyFrom(bare)
     later.embed_overrides.CopyFrom(pb.EmbedOverrides(items=HALF, item_counts=int32([0, 2, 0])))
 
-    without = score_question(next_items(without_items(first), bare)).overrides
-    assert without is not None
-    assert without.query is not None
-    assert without.fields()["item_embed_overrides"] is None
-    found = score_question(next_items(without_items(first), later)).overrides
-    assert found is not None
-    assert found.token_id == 7
-    own = found.fields()["item_embed_overrides"]
+    without = call_of(next_items(without_items(first), bare))
+    assert without.query_embed_overrides is not None
+    assert without.item_embed_overrides is None
+    found = call_of(next_items(without_items(first), later))
+    assert found.embed_override_token_id == 7
+    own = found.item_embed_overrides
     assert [None if each is None else each.shape for each in own] == [None, (2, 3), None]

@@ -1,4 +1,4 @@
-"""`AsyncPrefillClient`, the client for asyncio."""
+"""`PrefillClient`, the blocking client, and `AsyncPrefillClient`, the one for asyncio."""
 
 from __future__ import annotations
 
@@ -10,13 +10,71 @@ import grpc
 import httpx
 import numpy as np
 from numpy.typing import NDArray
-from tenacity import AsyncRetrying
+from tenacity import AsyncRetrying, Retrying
 
 from sglang_prefill_ext.client import exchange
 from sglang_prefill_ext.client.answers import Scores
 from sglang_prefill_ext.client.methods import Methods
 from sglang_prefill_ext.client.options import DEFAULT_RETRIES, Deadline, Options, Retries
 from sglang_prefill_ext.client.requests import AnswerT, Plan, Request
+
+
+class PrefillClient(Methods[Scores, NDArray[np.float32], httpx.BaseTransport]):
+    """Asks one server; threads may share it. Close it, or use it in a ``with`` statement.
+
+    Args:
+        base_url: where the server is: ``http://`` or ``https://``, or ``grpc://`` or ``grpcs://``
+            (TLS) for gRPC front ends.
+        api_key: sent as ``Authorization: Bearer``.
+        max_items_per_request: longer lists are sent in parts, one after the other.
+        retries: when a request is repeated.
+        transport: httpx transport that carries HTTP requests instead of the network.
+        credentials: of ``grpcs://``, a `grpc.ChannelCredentials`; None trusts known authorities.
+
+    Every method raises:
+        RequestError: an argument is of the wrong kind; nothing was sent.
+        ServerRefusedError: the server refused the request, or failed at it.
+        ServerBusyError: too much waits there, even after the repeats.
+        ServerUnavailableError: no connection, or HTTP 503, even after the repeats.
+        DeadlineExceededError: no answer within `Options.timeout_s`.
+        UnexpectedAnswerError: what answers is not an SGLang server.
+    """
+
+    _kinds = (httpx.Client, httpx.HTTPTransport, grpc)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._closed = True
+        self._carrier.close()
+
+    def __enter__(self) -> PrefillClient:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def _run(
+        self, options: Options, plan: Callable[..., Plan[AnswerT]], *args: Any, **kwargs: Any
+    ) -> AnswerT:
+        self._require_open()
+        planned = plan(*args, max_items=self._max_items, **kwargs)
+        deadline = Deadline(options.timeout_s)
+
+        def ask(request: Request[AnswerT]) -> AnswerT:
+            return _finished(self._carrier.ask(request, options, deadline))
+
+        retrying = self._retries.retrying(Retrying, deadline)
+        return planned.join([retrying(ask, request) for request in planned.requests])
+
+
+def _finished(asking: Coroutine[Any, Any, AnswerT]) -> AnswerT:
+    """Run a coroutine that waits for nothing."""
+    try:
+        asking.send(None)
+    except StopIteration as end:
+        found: AnswerT = end.value
+        return found
+    raise AssertionError("a blocking client has nothing to wait for")
 
 
 class AsyncPrefillClient(

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.answers import scores_by_item, scores_from_values
-from sglang_prefill_ext.frontend.read_places import anchors_of, pack_setwise
+from sglang_prefill_ext.frontend.exchange import StockPathTaken
+from sglang_prefill_ext.frontend.score.score_pack import anchors_of, pack_setwise
 from sglang_prefill_ext.wire.arrays import int_array
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.read import Labels
@@ -85,3 +86,10 @@ def test_embeddings_may_stand_at_anchors_and_ids_are_checked() -> None:
         pack_setwise([[1, -1]], [[1]], labels, VOCAB, CONFIG)
     with pytest.raises(RequestError, match="id 99"):
         pack_setwise([[2], [2, 99]], [[0], [0]], labels, VOCAB, CONFIG)
+
+
+def test_anchors_stand_in_every_item_and_not_in_the_query() -> None:
+    assert anchors_of([1], [[1, 7, 2, 7], [1, 7]], 7) == [[1, 3], [1]]
+    for query, prompts in (([7], [[7, 7]]), ([1], [[1, 7], [1, 2]])):
+        with pytest.raises(StockPathTaken, match="unusual_input"):
+            anchors_of(query, prompts, 7)

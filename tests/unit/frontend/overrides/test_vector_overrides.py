@@ -8,7 +8,7 @@ import pytest
 from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall, Positional
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
-from sglang_prefill_ext.frontend.overrides.override_pack import place_of_vectors
+from sglang_prefill_ext.frontend.overrides.placeholders import place_of_vectors
 from sglang_prefill_ext.wire.arrays import EmbeddingKind, int_array
 
 ONE, TWO = np.array([1.0, 2.0], np.float32), np.array([3.0, 4.0], np.float32)

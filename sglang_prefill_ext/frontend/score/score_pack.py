@@ -1,28 +1,24 @@
-"""Packs prompts that are read at given places, not only at their last token.
-
-The reads of a packed row are always its last tokens. So a prompt is read from its first place to
-its end, and the reads in between ask for nothing. Setwise scoring reads labels at every extraction
-token of an item.
-"""
+"""Packs scoring calls that bring embeddings, or are read at extraction tokens (setwise scoring)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
-from sglang_prefill_ext.frontend.pack import FIELD, shared_once
+from sglang_prefill_ext.frontend.overrides.placeholders import place_overrides
+from sglang_prefill_ext.frontend.pack import FIELD, pack_token_ids, shared_once
+from sglang_prefill_ext.frontend.packed_path import PackedPath
+from sglang_prefill_ext.frontend.prompt_batch import ReadPlaces
+from sglang_prefill_ext.frontend.score.score_call import ScoreCall, prompts_of
 from sglang_prefill_ext.wire.arrays import (
     NO_INTS,
     NO_OVERRIDES,
     FlatRows,
-    Int32Array,
     OverrideArray,
-    int_array,
     lens_of_rows,
 )
 from sglang_prefill_ext.wire.checks import check_memory, flatten_ids
@@ -31,33 +27,42 @@ from sglang_prefill_ext.wire.read import Labels
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
 
-@dataclass(frozen=True, slots=True)
-class ReadPlaces:
-    """The reads of each prompt: its tokens from its first place to its end.
+def pack_overridden(call: ScoreCall, labels: Labels, path: PackedPath) -> PackedRows:
+    """Pack an eligible call whose embeddings are arrays.
 
-    Attributes:
-        first: the first place of any prompt, and so the longest prefix that they may share.
-        lens: number of reads of each prompt; int32 ``[prompts]``.
-        wanted: whether a read is one of the places; bool ``[sum(lens)]``.
+    Raises:
+        StockPathTaken: an id lies outside the vocabulary, which SGLang refuses; or see
+            `place_overrides` and `anchors_of`.
+        RequestError: a prompt is empty, or see `checked_overrides` and `pack_setwise`.
     """
+    query, items = prompts_of(call.listed())
+    if isinstance(query, str):
+        # SGLang joins the two as token ids here, not as texts.
+        (query,), items = path.link.encode([query]), path.link.encode(items, continued=True)
+    try:
+        flatten_ids([query, *items], path.vocab_size, field=FIELD)
+    except RequestError:  # SGLang reports wrong placeholders before wrong ids
+        raise StockPathTaken(StockReason.UNUSUAL_INPUT) from None
+    placed = place_overrides(call, query, items, path.embeddings)
+    anchor = call.score_extraction_token_id
+    if anchor is None:
+        rest = (labels, path.vocab_size, placed.overrides)
+        return pack_token_ids(placed.query, placed.items, False, *rest)
+    # Searched in the original ids: an extraction token that is a placeholder has been replaced.
+    anchors = anchors_of(query, [query + item for item in items], anchor)
+    prompts = [placed.query + item for item in placed.items]
+    return pack_setwise(prompts, anchors, labels, path.vocab_size, path.config, placed.overrides)
 
-    first: int
-    lens: Int32Array
-    wanted: NDArray[np.bool_]
 
-    @classmethod
-    def of(cls, prompt_lens: Sequence[int], places: Sequence[Sequence[int]]) -> ReadPlaces:
-        """The reads of prompts.
-
-        Args:
-            places: positions of tokens in each prompt, at least one, ascending.
-        """
-        lens = [tokens - own[0] for tokens, own in zip(prompt_lens, places, strict=True)]
-        ends = np.cumsum(lens).tolist()
-        wanted = np.zeros(ends[-1], dtype=np.bool_)
-        for end, tokens, own in zip(ends, prompt_lens, places, strict=True):
-            wanted[np.array(own) + (end - tokens)] = True
-        return cls(min(own[0] for own in places), int_array(lens), wanted)
+def pack_setwise_call(call: ScoreCall, labels: Labels, path: PackedPath) -> PackedRows:
+    """Pack an eligible call that is read at extraction tokens; see `anchors_of`, `pack_setwise`."""
+    query, items = prompts_of(call)
+    prompts = [query + item for item in items]
+    if isinstance(query, str):
+        query = path.link.encode([query])[0] if query else []
+        prompts = path.link.encode(prompts)
+    anchors = anchors_of(query, prompts, call.score_extraction_token_id)
+    return pack_setwise(prompts, anchors, labels, path.vocab_size, path.config)
 
 
 def anchors_of(
