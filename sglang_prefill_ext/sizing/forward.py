@@ -139,8 +139,9 @@ class Serving:
         experts = self.model.experts
         if experts is None:
             return counted
+        own_tokens = -(-tokens // forwards_of(tokens))
         imbalance = self.imbalance if ranks > 1 else 1.0
-        return counted + (padded_ratio(tokens, experts) * imbalance - 1) * routed
+        return counted + (padded_ratio(own_tokens, experts) * imbalance - 1) * routed
 
 
 def _routed(steps: Mapping[Sublayer, int]) -> int:
