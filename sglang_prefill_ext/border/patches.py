@@ -14,8 +14,7 @@ from sglang_prefill_ext.errors import UnsupportedSGLangError
 from sglang_prefill_ext.patching import guard, reach
 from sglang_prefill_ext.patching.source import unbound
 from sglang_prefill_ext.patching.spec import Aspect, Group, Kind, Mismatch, Patch, Use
-from sglang_prefill_ext.patching.table import PATCHES
-from sglang_prefill_ext.patching.uses import USES
+from sglang_prefill_ext.patching.table import PATCHES, USES
 
 _OTHER_PLUGIN = "uninstall the package that changes this too, or start without the flag"
 

@@ -81,7 +81,7 @@ class Forwards:
         return bool(jobs)
 
     def collect(self, leave: int) -> bool:
-        """Wait for the oldest forwards until only `leave` are in flight; say if any was waited for."""
+        """Wait for the oldest forwards until only `leave` are in flight; False if none had to."""
         waited = len(self.in_flight) > leave
         while len(self.in_flight) > leave:
             self._collect(self.in_flight.popleft())

@@ -66,7 +66,7 @@ class ForwardPlan:
 
 
 def plan_forward(pieces: Sequence[Piece]) -> ForwardPlan:
-    """Lay out pieces of one adapter, at least one; those that compute the same prefix share a group.
+    """Lay out pieces of one adapter, at least one; those with the same prefix become one group.
 
     Takes about 40 us for 8 pieces of 50 rows: nothing here runs row by row.
     """
