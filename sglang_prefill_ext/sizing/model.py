@@ -139,11 +139,6 @@ class ModelShape:
         return next((each for each in self.counts if isinstance(each, Experts)), None)
 
     @property
-    def sparse_layers(self) -> int:
-        """Layers with experts."""
-        return sum(count for each, count in self.counts.items() if isinstance(each, Experts))
-
-    @property
     def is_replayable(self) -> bool:
         """Whether CUDA graphs replay its forwards, which they do without Mamba-2."""
         return not any(isinstance(each, StateSpace) for each in self.mixers)

@@ -42,7 +42,7 @@ def test_experts_by_hand() -> None:
     model = decoder(2, 4, 2, 1, 3, 5, 7, **settings)
     attention, dense, expert, router = 24 + 12 + 12 + 24, 3 * 20, 3 * 12, 4 * 4
     assert model.experts is not None
-    assert model.sparse_layers == 1
+    assert sum(isinstance(each, Experts) for each in model.sublayers) == 1
     assert model.experts.routed_operations == 2 * 2 * expert
     assert model.experts.active == 3 * expert + router
     assert model.body_operations == 2 * (2 * attention + dense + model.experts.active)
