@@ -140,7 +140,7 @@ def measure(
             if model in made:
                 status.update(f"{model.name}: making the model")
                 make_model(model.name, model)
-            run = ModelRun(model.name, model, plan, status.update, logs or Path(directory))
+            run = ModelRun(model, plan, status.update, logs or Path(directory))
             run.run(cases_of(model))
             runs.append(run)
     return runs

@@ -71,6 +71,14 @@ class Bench:
         for what, agreement in gate.agreement.items():
             self.console.print(f"gate green: {what}: {agreement}")
 
+    def report(
+        self, gate: ScoreGate, results: Iterable[Any], *shown: object, **facts: object
+    ) -> None:
+        """Print what was found, show the gate, and record the results with the facts."""
+        self.console.print(*shown, sep="\n")
+        self.show_gate(gate)
+        self.record(results, gate=gate.as_dict(), **facts)
+
     @contextmanager
     def no_figures_on_error(self) -> Iterator[None]:
         """End the command with a message and status 1 if the body raises a `PrefillExtError`."""

@@ -21,12 +21,7 @@ from bench.workloads import LABEL_IDS
 from sglang_prefill_ext.config import GRAPH_TOKENS
 from sglang_prefill_ext.sizing.model import ModelShape
 from sglang_prefill_ext.sizing.shape import Shape
-from sglang_prefill_ext.sizing.work import (
-    all_operations,
-    kv_numbers,
-    packed_bytes,
-    packed_operations,
-)
+from sglang_prefill_ext.sizing.work import kv_numbers, packed_bytes, packed_operations
 
 
 def stock_operations(model: ModelShape, shape: Shape) -> int:
@@ -35,7 +30,8 @@ def stock_operations(model: ModelShape, shape: Shape) -> int:
     Stock computes every layer for every token, and normalises over the whole vocabulary before it
     picks the labels.
     """
-    row = all_operations(model, Shape(shape.row_tokens, 0, 1))
+    alone = Shape(shape.row_tokens, 0, 1)
+    row = sum(count * each.operations(alone) for each, count in model.counts.items())
     return shape.items * (row + model.readout_operations(model.vocabulary))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,12 @@ LARGE_LOGPROB, LARGE_LOGPROB_OF_HALF = 10.0, 128 * TOLERANCE["bfloat16"]
 Rounding errors grow with the logits. On a random model whose log-probs reach -21, stock in float32
 itself differs by up to 1.1e-5 from the model in float64, so no other path can be expected to be
 nearer. In half precision, logits are stored in steps of up to 1/128 of their size."""
+
+VOLATILE = {
+    *("id", "e2e_latency", "response_sent_to_client_ts", "created", "cached_tokens"),
+    *("cached_tokens_details", "dp_rank"),
+}
+"""Fields that differ between calls, or that may differ between the paths."""
 
 Matrix: TypeAlias = NDArray[np.float64]
 
@@ -154,3 +160,32 @@ def _rank_changes(stock: Matrix, extension: Matrix, tolerance: float) -> int:
     before = stock[:, 0, None] - stock[None, :, 0]
     after = extension[:, 0, None] - extension[None, :, 0]
     return int(np.count_nonzero((before > tolerance) & (after < 0)))
+
+
+def difference(found: Any, wanted: Any, where: str = "") -> str:
+    """Describe the difference between two answers read from JSON; empty if there is none.
+
+    Numbers may differ by the rounding of float32, see `LARGE_LOGPROB`.
+
+    Args:
+        where: name of the compared part, put in front of the description.
+    """
+    said = f"{where}: {found!r:.200} instead of {wanted!r:.200}"
+    if type(found) is not type(wanted):
+        return said
+    if isinstance(found, dict):
+        if found.keys() != wanted.keys():
+            return f"{where}: {found.keys() ^ wanted.keys()} are in one only"
+        names = found.keys() - VOLATILE
+        parts = ((found[each], wanted[each], f"{where}.{each}") for each in names)
+    elif isinstance(found, list):
+        if len(found) != len(wanted):
+            return f"{where}: {len(found)} entries instead of {len(wanted)}"
+        pairs = zip(found, wanted, strict=True)
+        parts = ((one, other, f"{where}[{number}]") for number, (one, other) in enumerate(pairs))
+    elif isinstance(found, float):
+        close = TOLERANCE["float32"] * max(1.0, abs(wanted) / LARGE_LOGPROB)
+        return "" if found == wanted or abs(found - wanted) <= close else said
+    else:
+        return "" if found == wanted else said
+    return next(filter(None, (difference(*each) for each in parts)), "")

@@ -66,6 +66,15 @@ class Measurement:
         """Latency in ms that `percent` of the answers did not exceed."""
         return float(np.percentile(self.latencies_s, percent)) * 1e3
 
+    def figures(self) -> dict[str, Any]:
+        """Fields that results of all loops have."""
+        return {
+            "requests": len(self.latencies_s),
+            "requests_per_s": self.requests_per_s,
+            "p50_ms": self.percentile_ms(50),
+            "p99_ms": self.percentile_ms(99),
+        }
+
     def add(self, number: int, latency_s: float, ended_s: float, answer: bytes) -> None:
         """Count an answer."""
         self.latencies_s.append(latency_s)

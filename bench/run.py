@@ -26,15 +26,13 @@ class Run(Generic[PlanT, ResultT]):
     """All measurements on one model.
 
     Attributes:
-        preset: the model's name in results.
-        model: its directory.
+        model: directory of the model, named as in results.
         plan: what to run.
         tell: called with a few words about what happens now; never with a figure.
         results: all results so far.
         gate: compares all answers.
     """
 
-    preset: str
     model: Path
     plan: PlanT
     tell: Callable[[str], None]
@@ -43,3 +41,7 @@ class Run(Generic[PlanT, ResultT]):
 
     def __post_init__(self) -> None:
         self.gate = ScoreGate(self.plan.dtype)
+
+    @property
+    def preset(self) -> str:
+        return self.model.name

@@ -19,6 +19,7 @@ from sglang_prefill_ext.client.exchange import DEFAULT_URL
 from sglang_prefill_ext.errors import PrefillExtError
 from sglang_prefill_ext.fleet.command import fleet
 from sglang_prefill_ext.grpc_frontend.command import serve_grpc
+from sglang_prefill_ext.modelmaker.catalogue import NUM_ITEMS
 from sglang_prefill_ext.modelmaker.presets import PRESETS
 from sglang_prefill_ext.sizing.command import plan
 
@@ -113,7 +114,9 @@ def demo(
     directory: Annotated[
         Path, typer.Option(help="Directory for the model, the server's log and the plot.")
     ] = Path(".cache/demo"),
-    items: Annotated[int, typer.Option(min=2, help="Number of catalogue items to rank.")] = 50,
+    items: Annotated[
+        int, typer.Option(min=2, max=NUM_ITEMS, help="Number of catalogue items to rank.")
+    ] = 50,
 ) -> None:
     """Rank text on a real server, and compare the packed path with the stock path."""
     from sglang_prefill_ext.demo.run import run_demo

@@ -53,14 +53,12 @@ def main(
         by_wrk=by_wrk,
     )
     with bench.measured_model(preset, model) as (directory, status):
-        run = ModelRun(directory.name, directory, plan, status.update, directory.parent)
+        run = ModelRun(directory, plan, status.update, directory.parent)
         run.gate.compare = partial(compare_numbers, KINDS[kind])
         vocabulary = ModelShape.from_directory(directory).vocabulary
         run.run([case_of(KINDS[kind], vocabulary)])
     comparisons = compare_paths(run.results)
-    bench.console.print(closed_table(comparisons))
-    bench.show_gate(run.gate)
-    bench.record(run.results, dtype=dtype, gate=run.gate.as_dict())
+    bench.report(run.gate, run.results, closed_table(comparisons), dtype=dtype)
     save_plot(bench.picture, comparisons, bench.title)
     bench.say_written()
 

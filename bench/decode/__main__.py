@@ -40,10 +40,10 @@ def main(
         extension_args=tuple(shlex.split(flags)),
     )
     with bench.measured_model(preset) as (model, status):
-        run = DecodeRun(preset, model, plan, status.update)
+        run = DecodeRun(model, plan, status.update)
         run.run()
-    bench.console.print(findings_table(findings(run.results, decode_slowdown)))
-    bench.console.print(phase_table(run.results))
+    ratios = findings_table(findings(run.results, decode_slowdown))
+    bench.console.print(ratios, phase_table(run.results), sep="\n")
     bench.show_gate(run.gate)
     bench.console.print(f"gate green: {run.equal_generations} generations equal")
     gate = run.gate.as_dict() | {"equal_generations": {"count": run.equal_generations}}

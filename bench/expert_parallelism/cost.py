@@ -17,7 +17,7 @@ from bench.expert_parallelism.placement import Shares
 from bench.moe.shapes import Shape, assumed_times
 from sglang_prefill_ext.fleet.planning.cost import Speed
 from sglang_prefill_ext.moe.policy import predicted_s
-from sglang_prefill_ext.sizing.forward import MAX_FORWARD_TOKENS, Serving
+from sglang_prefill_ext.sizing.forward import MAX_FORWARD_TOKENS, Serving, routed_operations
 from sglang_prefill_ext.sizing.sublayers import Experts
 
 Floats = NDArray[np.float64]
@@ -148,8 +148,7 @@ class Engine:
     def others_s(self, batch: Batch) -> float:
         """Seconds of attention, routers and shared MLPs of all layers on the busiest GPU."""
         model, device = self.serving.model, self.serving.device
-        routed = model.sparse_layers * self._experts.routed_operations
-        token_operations = model.body_operations - routed
+        token_operations = model.body_operations - routed_operations(model.counts)
         operations = batch.tokens * token_operations
         operations += batch.pairs * model.pair_operations
         read_s = self.serving.number_bytes * model.read_weights(0) / device.bytes_per_s

@@ -76,10 +76,7 @@ class LatencyRun:
                 turn=turn,
                 rate_per_s=rate_per_s,
                 clients=0 if rate_per_s else self.clients,
-                requests=len(seen.latencies_s),
-                requests_per_s=seen.requests_per_s,
-                p50_ms=seen.percentile_ms(50),
-                p99_ms=seen.percentile_ms(99),
+                **seen.figures(),
                 router_cpu_ms=cpu_s / seen.sent * 1e3,
             )
         )
@@ -119,9 +116,7 @@ def main(
         run = LatencyRun(preset, server.port, routers, load, clients, seconds, turns)
         run.run(*cases_of(model, [shape]))
     found = added(run.results)
-    bench.console.print(*found, sep="\n")
-    bench.show_gate(run.gate)
-    bench.record(run.results, gate=run.gate.as_dict())
+    bench.report(run.gate, run.results, *found)
     save_plot(bench.picture, found, f"{preset}, {shape}, {bench.title}")
     bench.say_written()
 

@@ -37,9 +37,7 @@ def main(
         run = Turns(preset, subjects, seconds, turns, status.update)
         run.run(cases_of(model, shapes or SHAPES), clients or CLIENTS)
     found = compare_turns(run.results, ALONE)
-    bench.console.print(*found, sep="\n")
-    bench.show_gate(run.gate)
-    bench.record(run.results, gate=run.gate.as_dict())
+    bench.report(run.gate, run.results, *found)
     save_turns_plot(bench.picture, found, ALONE, f"{preset}, {bench.title}")
     bench.say_written()
 

@@ -95,11 +95,8 @@ class Turns:
                 clients=clients,
                 subject=subject,
                 turn=turn,
-                requests=len(seen.latencies_s),
-                requests_per_s=seen.requests_per_s,
+                **seen.figures(),
                 least_ms=seen.percentile_ms(0),
-                p50_ms=seen.percentile_ms(50),
-                p99_ms=seen.percentile_ms(99),
                 parts_per_request=(parts_now - parts) / max(1, requests_now - requests),
             )
         )

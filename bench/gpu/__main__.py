@@ -74,7 +74,7 @@ def main(
                 args_of_both=(*SHARES, "--log-level-http=warning", *shlex.split(server_flags)),
             )
             logs = results or directory.parent
-            return ModelRun(directory.name, directory, plan, status.update, logs)
+            return ModelRun(directory, plan, status.update, logs)
 
         scores, tokens = run_of(clients or CLIENTS), run_of(token_clients or TOKEN_CLIENTS)
         tokens.gate.compare = partial(compare_numbers, KINDS[token])
@@ -82,9 +82,9 @@ def main(
         with scores.started() as servers:
             for run, own in ((scores, cases), (tokens, [case_of(KINDS[token], vocabulary)])):
                 run.measure(servers, own)
-                bench.console.print(closed_table(compare_paths(run.results)))
-                bench.show_gate(run.gate)
-                bench.record(run.results, dtype=dtype, gate=run.gate.as_dict())
+                bench.report(
+                    run.gate, run.results, closed_table(compare_paths(run.results)), dtype=dtype
+                )
             if profile:
                 profiled_cases = make_cases(directory, map(Shape.parse, PROFILED))
                 with servers.stock.paused():

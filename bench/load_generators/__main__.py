@@ -41,10 +41,8 @@ def main(
                 status.update(f"{preset}: start {repeat + 1} of {path}")
                 run.measure(path, repeat)
     comparisons = compare_paths(run.results)
-    bench.console.print(closed_table(comparisons))
-    bench.show_gate(run.gate)
-    facts = {"tools": sorted(set(tools)), "gate": run.gate.as_dict(), "front_ends": front_ends}
-    bench.record(run.results, **facts)
+    facts = {"tools": sorted(set(tools)), "front_ends": front_ends}
+    bench.report(run.gate, run.results, closed_table(comparisons), **facts)
     save_plot(bench.picture, comparisons, bench.title)
     bench.say_written()
 

@@ -1,4 +1,4 @@
-"""Single prompts of mixed lengths, and how much each is slowed down by the others (pure).
+"""The plan, single prompts of mixed lengths, and how much each is slowed down by the others (pure).
 
 A request's *slowdown* is its latency over the latency of a prompt of its length on the same server
 while that is idle.
@@ -12,10 +12,49 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.score.plan import STOCK
 from bench.workloads import ScoreRequest, Shape, draw_requests
 from sglang_prefill_ext.errors import ConfigError
 
 WARM_UP = 0.1  # share of the requests that is left out of the figures
+
+ALONE, FCFS, SRPT = "fcfs, one a forward", "fcfs", "srpt"
+VARIANTS = {
+    STOCK: (),
+    ALONE: ("--prefill-only-order", "fcfs", "--prefill-only-launch-tokens", "1"),
+    FCFS: ("--prefill-only-order", "fcfs"),
+    SRPT: ("--prefill-only-order", "srpt"),
+}
+"""Variant of a server -> its flags. If a launch costs 1 token, only requests in a long queue
+share a forward."""
+
+SATURATED_BY = {STOCK: "stock", ALONE: "extension"}
+"""Variant whose rate in a closed loop is a load of 1 -> name of that load."""
+
+
+@dataclass(frozen=True, slots=True)
+class MixPlan:
+    """What to run.
+
+    Attributes:
+        lengths: of prompts, in tokens, ascending; all are equally frequent.
+        seconds: least length of an open loop.
+        saturation_seconds: least length of the closed loop that finds the rate of load 1.
+        load: share of the saturation rate that is offered.
+        clients: of the closed loop that finds the rate.
+        dtype: of the model in all servers; decides the gate's tolerance.
+        extension_args: flags of every variant of the extension, before the variant's own.
+        seed: of prompts and arrivals.
+    """
+
+    lengths: tuple[int, ...]
+    seconds: float
+    saturation_seconds: float
+    load: float = 0.95
+    clients: int = 16
+    dtype: str = "float32"
+    extension_args: tuple[str, ...] = ()
+    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +114,7 @@ class MixResult(Slowdowns):
 
     Attributes:
         preset: model.
-        variant: name of the server's variant, see `plan.VARIANTS`.
+        variant: name of the server's variant, see `VARIANTS`.
         load_of: name of the variant whose saturation rate is a load of 1.
         load: share of that rate.
         rate_per_s: requests per second that were offered.

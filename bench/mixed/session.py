@@ -16,8 +16,15 @@ from bench.load import (
     poisson_arrivals,
     run_loop,
 )
-from bench.mixed.mix import Mix, MixResult, draw_mix, slowdowns
-from bench.mixed.plan import SATURATED_BY, VARIANTS, MixPlan
+from bench.mixed.mix import (
+    SATURATED_BY,
+    VARIANTS,
+    Mix,
+    MixPlan,
+    MixResult,
+    draw_mix,
+    slowdowns,
+)
 from bench.run import Run
 from bench.score.plan import STOCK, server_flags
 from bench.server import MeasuredServer

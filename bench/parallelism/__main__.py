@@ -4,18 +4,21 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from pathlib import Path
 
 import typer
+from rich.table import Table
 
 from bench.command import Bench
+from bench.drawing import new_table, picture
 from bench.fleet.engines import engine, engines_on, router
 from bench.fleet.turns import Turns, cases_of, compare_turns
 from bench.options import CLIENTS, SHAPES, Clients, Name, Preset, Seconds, Shapes, TurnCount
 from bench.parallelism.link import measure_link
-from bench.parallelism.prediction import predict, serving_of, verdicts
-from bench.parallelism.report import save_plot, table_of
+from bench.parallelism.prediction import Predicted, predict, serving_of, verdicts
 from bench.status import extension_page
 from sglang_prefill_ext.shared_device.placement import usable_cores
 from sglang_prefill_ext.sizing.model import ModelShape
@@ -66,6 +69,42 @@ def main(
     bench.record(found, "-predicted", **facts)
     save_plot(bench.picture, found, bench.title)
     bench.say_written()
+
+
+def table_of(found: Sequence[Predicted]) -> Table:
+    """Return a table with one line per subject and load."""
+    numbers = ("predicted ms", "P50 ms", "least ms", "predicted", "measured")
+    table = new_table("", "shape", "clients", "", *numbers, left=["shape"])
+    for each in found:
+        table.add_row(
+            each.shape,
+            str(each.clients),
+            each.subject,
+            f"{each.predicted_ms:.1f}",
+            f"{each.measured_ms:.1f}",
+            f"{each.least_ms:.1f}",
+            f"{each.faster:.2f}x",
+            f"{each.measured_faster:.2f}x",
+        )
+    return table
+
+
+def save_plot(path: Path, found: Sequence[Predicted], title: str) -> None:
+    """Write a PNG: measured against predicted latency, one color per subject."""
+    with picture(path, title=title, figsize=(6, 5)) as panel:
+        for subject in dict.fromkeys(each.subject for each in found):
+            own = [each for each in found if each.subject == subject]
+            panel.plot(
+                [each.predicted_ms for each in own],
+                [each.measured_ms for each in own],
+                "o",
+                label=subject,
+            )
+        latencies = [ms for each in found for ms in (each.predicted_ms, each.measured_ms)]
+        ends = [min(latencies), max(latencies)]
+        panel.plot(ends, ends, "--", color="black", linewidth=0.8)
+        panel.set(xscale="log", yscale="log", xlabel="predicted ms", ylabel="measured P50, ms")
+        panel.legend(fontsize=8)
 
 
 if __name__ == "__main__":

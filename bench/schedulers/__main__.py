@@ -8,11 +8,7 @@ import typer
 
 from bench.command import Bench
 from bench.options import Name, Preset, Seconds, ShapeText
-from bench.schedulers.report import (
-    measured_table,
-    model_table,
-    off_by,
-)
+from bench.schedulers.report import measured_table, model_table, off_by
 from bench.schedulers.session import SchedulersRun
 from bench.workloads import Shape
 
@@ -39,9 +35,7 @@ def main(
         with bench.measured_model(preset) as (model, status):
             run = SchedulersRun(model, Shape.parse(shape), clients, seconds, status.update)
             run.run(schedulers or [2])
-        bench.console.print(measured_table(run.results), *off_by(run.results), sep="\n")
-        bench.show_gate(run.gate)
-        bench.record(run.results, gate=run.gate.as_dict())
+        bench.report(run.gate, run.results, measured_table(run.results), *off_by(run.results))
         bench.say_written()
     bench.console.print(model_table(MODELLED))
 

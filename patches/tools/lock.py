@@ -21,8 +21,7 @@ from patches.tools.handed import HANDED, READ_ELSEWHERE
 from sglang_prefill_ext.patching import guard, scan, source
 from sglang_prefill_ext.patching.scan import GUARDED, LIBRARIES, Modules, is_of
 from sglang_prefill_ext.patching.spec import Group, Patch, Use, UseKind
-from sglang_prefill_ext.patching.table import LOCK, PATCHES
-from sglang_prefill_ext.patching.uses import PATH, load
+from sglang_prefill_ext.patching.table import LOCK, PATCHES, USES_LOCK, load_uses
 
 Handed = Mapping[Group, Sequence[str]]
 
@@ -42,7 +41,10 @@ def _text(entries: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
 
 
 def build(
-    modules: Modules, patches: Sequence[Patch] = PATCHES, handed: Handed = HANDED, old: Path = PATH
+    modules: Modules,
+    patches: Sequence[Patch] = PATCHES,
+    handed: Handed = HANDED,
+    old: Path = USES_LOCK,
 ) -> list[Use]:
     """List what our modules use of the installed SGLang and of libraries; imports all of it.
 
@@ -186,7 +188,7 @@ def _uses_of_library(target: str, read: _Read, old: Path) -> list[Use]:
         return [*_uses_of(target, read)]
     except Exception:
         # It cannot be imported here, maybe built for another device: keep what the old lock says.
-        return [use for use in load(old) if f"{use.target}.".startswith(f"{target}.")]
+        return [use for use in load_uses(old) if f"{use.target}.".startswith(f"{target}.")]
 
 
 def changed(patches: Sequence[Patch] = PATCHES) -> str:
@@ -208,7 +210,7 @@ def changed(patches: Sequence[Patch] = PATCHES) -> str:
 
 
 def main() -> None:
-    for path, text in ((LOCK, changed()), (PATH, dump(build(scan.read_package())))):
+    for path, text in ((LOCK, changed()), (USES_LOCK, dump(build(scan.read_package())))):
         path.write_text(text)
         sys.stdout.write(f"{path}: {text.count(chr(10)) - 2}\n")
 

@@ -14,8 +14,7 @@ from sglang_prefill_ext.errors import UnsupportedSGLangError
 from sglang_prefill_ext.patching import guard, reach
 from sglang_prefill_ext.patching.source import unbound
 from sglang_prefill_ext.patching.spec import Aspect, Group, Kind, Mismatch, Patch, Use
-from sglang_prefill_ext.patching.table import PATCHES
-from sglang_prefill_ext.patching.uses import USES
+from sglang_prefill_ext.patching.table import PATCHES, USES
 
 _OTHER_PLUGIN = "uninstall the package that changes this too, or start without the flag"
 
@@ -141,12 +140,9 @@ logger = logging.getLogger(__name__)
 
 
 def _rebind(changes: Sequence[tuple[object, object]]) -> None:
-    """In modules that imported a function by name, replace it by another one.
+    """In modules that imported the first of two functions by name, put the second in its place.
 
     One pass handles all functions: there are thousands of modules, and every process does this.
-
-    Args:
-        changes: each function, and the one that takes its place.
     """
     functions = {id(unbound(old)): unbound(new) for old, new in changes}
     for module in list(sys.modules.values()):

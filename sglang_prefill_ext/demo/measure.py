@@ -51,9 +51,6 @@ class Scorer:
     base_url: str
     label_ids: Sequence[int]
 
-    def connect(self) -> PrefillClient:
-        return PrefillClient(self.base_url)
-
     def score(
         self, client: PrefillClient, path: Path, request: Request
     ) -> tuple[list[float], float]:
@@ -133,7 +130,7 @@ def rank_by_both(
     """
     answers: dict[Path, tuple[list[float], Cost]] = {}
     times: dict[Path, list[float]] = {path: [] for path in PATHS}
-    with scorer.connect() as client:
+    with PrefillClient(scorer.base_url) as client:
         for path in PATHS:
             before = scorer.cost(path)
             scores, _ = scorer.score(client, path, request)
@@ -176,7 +173,7 @@ def items_per_second(
                 break
         return done
 
-    with scorer.connect() as client, ThreadPoolExecutor(clients) as pool:
+    with PrefillClient(scorer.base_url) as client, ThreadPoolExecutor(clients) as pool:
         start = time.perf_counter()
         stop_at = start + seconds
         items = sum(pool.map(work, range(clients)))

@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from tokenizers import Tokenizer
 
+from sglang_prefill_ext.client import PrefillClient
 from sglang_prefill_ext.demo.measure import (
     PATHS,
     Request,
@@ -68,7 +69,7 @@ def _demonstrate(
     (query, items, relevance), *others = _tasks(num_items)
     requests = [_request(other_query, other_items) for other_query, other_items, _ in others]
     with console.status("Ranking ..."):
-        with scorer.connect() as client:
+        with PrefillClient(base_url) as client:
             for path, request in product(PATHS, requests[-_WARM_UP:]):
                 scorer.score(client, path, request)
         rankings = rank_by_both(scorer, _request(query, items), requests)

@@ -57,6 +57,8 @@ CATEGORIES = (
     Category(("toy train", "model railway"), ("wood", "plastic", "tin"), ("toddlers", "collectors", "gifts")),
 )  # fmt: skip
 
+NUM_ITEMS = ITEMS_PER_CATEGORY * len(CATEGORIES)
+
 BRANDS = ("Alvora", "Brenik", "Castel", "Dunmore", "Elvard", "Fjora")
 COLOURS = ("red", "blue", "green", "black", "white", "yellow")
 SIZES = ("small", "medium", "large")
@@ -90,7 +92,7 @@ class Query:
 
 @cache
 def items() -> tuple[Item, ...]:
-    """All `ITEMS_PER_CATEGORY * len(CATEGORIES)` items, category by category."""
+    """All `NUM_ITEMS` items, category by category."""
     rng = random.Random("catalogue items")
     return tuple(_item(c, rng) for c in CATEGORIES for _ in range(ITEMS_PER_CATEGORY))
 

@@ -35,9 +35,8 @@ def save_processor(
     model_type: str, config: Any, tokenizer: PreTrainedTokenizerFast, directory: Path
 ) -> None:
     """Write the processor of Gemma's and Qwen's models; others cannot be served."""
-    parts = {"tokenizer": tokenizer}
+    parts: Any = {"tokenizer": tokenizer, "chat_template": tokenizer.chat_template}
     vision: Any = getattr(config, "vision_config", None)
-    parts["chat_template"] = tokenizer.chat_template
     processor: Any
     if model_type in _OF_QWEN:
         kind, of_videos = _OF_QWEN[model_type]

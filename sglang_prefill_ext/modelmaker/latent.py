@@ -37,6 +37,16 @@ DEEPSEEK_YARN = {
         "mscale_all_dim": 0.707,
     }
 }
+DEEPSEEK_V3 = {
+    **LATENT,
+    **DEEPSEEK_YARN,
+    "q_lora_rank": 48,
+    "n_group": 2,
+    "topk_group": 1,
+    # The rest is read by SGLang only.
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+}
 
 LATENT_MIXTURES: Mapping[str, Family] = {
     "deepseek-v2": family(
@@ -48,17 +58,7 @@ LATENT_MIXTURES: Mapping[str, Family] = {
         topk_group=1,
         scoring_func="softmax",  # read by SGLang only
     ),
-    "deepseek-v3": family(
-        "deepseek_v3",
-        **LATENT,
-        **DEEPSEEK_YARN,
-        q_lora_rank=48,
-        n_group=2,
-        topk_group=1,
-        # The rest is read by SGLang only.
-        topk_method="noaux_tc",
-        scoring_func="sigmoid",
-    ),
+    "deepseek-v3": family("deepseek_v3", **DEEPSEEK_V3),
     "glm4-moe-lite": family("glm4_moe_lite", **LATENT, q_lora_rank=48, rms_norm_eps=1e-6),
     # Two attentions and two MLPs in a layer, beside its experts, of which some do nothing.
     "longcat": family(

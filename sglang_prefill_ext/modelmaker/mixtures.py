@@ -9,16 +9,25 @@ from sglang_prefill_ext.modelmaker.families import (
     NEMOTRON,
     SLIDING,
     STATE_SPACE,
+    TWO_OF_FOUR,
     WINDOW,
     Family,
     family,
 )
 from sglang_prefill_ext.modelmaker.latent import DENSE_THEN_SHARED, LATENT_MIXTURES
 
-_TWO_OF_FOUR = {"num_local_experts": 4, "num_experts_per_tok": 2}
-_NARROW_TWO_OF_FOUR = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
+_LOCAL_TWO_OF_FOUR = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_NARROW_TWO_OF_FOUR = TWO_OF_FOUR | {"moe_intermediate_size": 128}
 _GATED_SHARED = {"shared_expert_intermediate_size": 192, "norm_topk_prob": True}
 _DENSE_THEN_SPARSE = {"mlp_layer_types": ["dense", "sparse"]}
+COHERE_MIXTURE = {
+    **SLIDING,
+    **TWO_OF_FOUR,
+    "num_shared_experts": 1,
+    "mlp_layer_types": ["sparse", "sparse"],
+    "expert_selection_fn": "sigmoid",
+    "tie_word_embeddings": True,
+}
 
 MIXTURES: Mapping[str, Family] = {
     "qwen3-moe": family("qwen3_moe", **_NARROW_TWO_OF_FOUR, norm_topk_prob=True),
@@ -29,7 +38,7 @@ MIXTURES: Mapping[str, Family] = {
     "qwen3.5-moe": family("qwen3_5_moe_text", **_NARROW_TWO_OF_FOUR, **DELTA, **_GATED_SHARED),
     "granite4-moe": family(
         "granitemoehybrid",
-        **_TWO_OF_FOUR,
+        **_LOCAL_TWO_OF_FOUR,
         **STATE_SPACE,
         **MULTIPLIERS,
         shared_intermediate_size=192,
@@ -38,7 +47,7 @@ MIXTURES: Mapping[str, Family] = {
     # The first layer has a short convolution and no experts.
     "lfm2-moe": family("lfm2_moe", **_NARROW_TWO_OF_FOUR, **CONVOLUTION, num_dense_layers=1),
     # Queries and keys have a norm over all heads. Of grouped keys SGLang 0.5.23 cannot load it.
-    "olmoe": family("olmoe", num_experts=4, num_experts_per_tok=2, num_key_value_heads=4),
+    "olmoe": family("olmoe", **TWO_OF_FOUR, num_key_value_heads=4),
     # A dense layer, then experts and a shared one.
     "ernie4-moe": family(
         "ernie4_5_moe",
@@ -48,21 +57,18 @@ MIXTURES: Mapping[str, Family] = {
         moe_intermediate_size=128,
         moe_layer_start_index=1,
     ),
-    "mixtral": family("mixtral", **_TWO_OF_FOUR, sliding_window=None),
-    "granite-moe": family("granitemoe", **_TWO_OF_FOUR, **MULTIPLIERS),
-    "granite-moe-swa": family("granitemoe_swa", **_TWO_OF_FOUR, **MULTIPLIERS, **SLIDING),
+    "mixtral": family("mixtral", **_LOCAL_TWO_OF_FOUR, sliding_window=None),
+    "granite-moe": family("granitemoe", **_LOCAL_TWO_OF_FOUR, **MULTIPLIERS),
+    "granite-moe-swa": family("granitemoe_swa", **_LOCAL_TWO_OF_FOUR, **MULTIPLIERS, **SLIDING),
     "granite-moe-shared": family(
-        "granitemoeshared", **_TWO_OF_FOUR, **MULTIPLIERS, shared_intermediate_size=192
+        "granitemoeshared", **_LOCAL_TWO_OF_FOUR, **MULTIPLIERS, shared_intermediate_size=192
     ),
     # A dense layer, then experts and a shared one.
-    "glm4-moe": family(
-        "glm4_moe",
-        **DENSE_THEN_SHARED,
-    ),
+    "glm4-moe": family("glm4_moe", **DENSE_THEN_SHARED),
     # Half of a head has a position.
     "minimax-m2": family(
         "minimax_m2",
-        **_TWO_OF_FOUR,
+        **_LOCAL_TWO_OF_FOUR,
         intermediate_size=128,
         rotary_dim=16,
         # The rest is read by SGLang only.
@@ -82,19 +88,14 @@ MIXTURES: Mapping[str, Family] = {
         route_norm=True,
     ),
     # The weights of a token's experts do not add up to one.
-    "phimoe": family("phimoe", **_TWO_OF_FOUR, sliding_window=None),
+    "phimoe": family("phimoe", **_LOCAL_TWO_OF_FOUR, sliding_window=None),
     # SGLang has no class of its own for it, and runs that of Transformers.
-    "dots1": family(
-        "dots1",
-        **DENSE_THEN_SHARED,
-        norm_topk_prob=True,
-        sliding_window=None,
-    ),
+    "dots1": family("dots1", **DENSE_THEN_SHARED, norm_topk_prob=True, sliding_window=None),
     # With attention sinks.
     "gpt-oss": family(
         "gpt_oss",
         **SLIDING,
-        **_TWO_OF_FOUR,
+        **_LOCAL_TWO_OF_FOUR,
         rope_parameters={
             "rope_type": "yarn",
             "rope_theta": 150_000.0,
@@ -106,17 +107,7 @@ MIXTURES: Mapping[str, Family] = {
         },
     ),
     # The mean of a token's experts and the shared one is taken.
-    "cohere2-moe": family(
-        "cohere2_moe",
-        **SLIDING,
-        num_experts=4,
-        num_experts_per_tok=2,
-        num_shared_experts=1,
-        mlp_layer_types=["sparse", "sparse"],
-        expert_selection_fn="sigmoid",
-        tie_word_embeddings=True,
-        logit_scale=0.8,
-    ),
+    "cohere2-moe": family("cohere2_moe", **COHERE_MIXTURE, logit_scale=0.8),
     "mellum": family("mellum", **_NARROW_TWO_OF_FOUR, **SLIDING, **_DENSE_THEN_SPARSE),
     # Layers of gated attention with different numbers of heads, and a shared expert.
     "laguna": family(

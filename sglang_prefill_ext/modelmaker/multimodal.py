@@ -2,18 +2,21 @@
 
 from collections.abc import Mapping
 
-from sglang_prefill_ext.modelmaker.families import CONVOLUTION, DELTA, SLIDING
-from sglang_prefill_ext.modelmaker.latent import DENSE_THEN_SHARED
-from sglang_prefill_ext.modelmaker.multimodal_mixtures import MULTIMODAL_MIXTURES
-from sglang_prefill_ext.modelmaker.multimodal_parts import (
+from sglang_prefill_ext.modelmaker.families import (
+    CONVOLUTION,
+    DELTA,
     QWEN,
     QWEN3_ROTARY,
     QWEN3_VISION,
     QWEN_VISION,
     ROTARY,
+    SLIDING,
+    TWO_OF_FOUR,
     VISION,
     Multimodal,
 )
+from sglang_prefill_ext.modelmaker.latent import DENSE_THEN_SHARED
+from sglang_prefill_ext.modelmaker.multimodal_mixtures import MULTIMODAL_MIXTURES
 
 _GLM_ROTARY = ROTARY | {"mrope_section": [2, 3, 3], "partial_rotary_factor": 0.5}
 _GLM = {
@@ -95,8 +98,7 @@ MULTIMODAL: Mapping[str, Multimodal] = {
         "qwen3_vl_moe",
         {
             "rope_parameters": QWEN3_ROTARY,
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
+            **TWO_OF_FOUR,
             "moe_intermediate_size": 96,  # not the hidden size, by which the layout is known
         },
         {**QWEN, "vision_config": QWEN3_VISION},
@@ -106,8 +108,7 @@ MULTIMODAL: Mapping[str, Multimodal] = {
         "qwen3_5_moe",
         {
             **_QWEN3_5_TEXT,
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
+            **TWO_OF_FOUR,
             "moe_intermediate_size": 96,
             "shared_expert_intermediate_size": 192,
         },

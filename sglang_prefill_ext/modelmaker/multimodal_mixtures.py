@@ -2,16 +2,19 @@
 
 from collections.abc import Mapping
 
-from sglang_prefill_ext.modelmaker.families import NEMOTRON, SLIDING
-from sglang_prefill_ext.modelmaker.latent import DEEPSEEK_YARN, LATENT
-from sglang_prefill_ext.modelmaker.multimodal_parts import (
+from sglang_prefill_ext.modelmaker.families import (
+    NEMOTRON,
     QWEN,
     QWEN3_ROTARY,
     QWEN3_VISION,
     ROTARY,
+    SLIDING,
+    TWO_OF_FOUR,
     VISION,
     Multimodal,
 )
+from sglang_prefill_ext.modelmaker.latent import DEEPSEEK_V3
+from sglang_prefill_ext.modelmaker.mixtures import COHERE_MIXTURE
 
 MULTIMODAL_MIXTURES: Mapping[str, Multimodal] = {
     # Three layers of attention within chunks, then one without positions, which scale its queries.
@@ -46,15 +49,8 @@ MULTIMODAL_MIXTURES: Mapping[str, Multimodal] = {
         "kimi_k25",
         {
             "model_type": "deepseek_v3",
-            **LATENT,
-            **DEEPSEEK_YARN,
-            "q_lora_rank": 48,
-            "n_group": 1,
-            "topk_group": 1,
-            # The rest is read by SGLang only.
-            "architectures": ["DeepseekV3ForCausalLM"],
-            "topk_method": "noaux_tc",
-            "scoring_func": "sigmoid",
+            **DEEPSEEK_V3 | {"n_group": 1},
+            "architectures": ["DeepseekV3ForCausalLM"],  # read by SGLang only
         },
         {
             "vision_start_token_id": 3,
@@ -116,8 +112,7 @@ MULTIMODAL_MIXTURES: Mapping[str, Multimodal] = {
         "qwen3_omni_moe",
         {
             "rope_parameters": QWEN3_ROTARY,
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
+            **TWO_OF_FOUR,
             "moe_intermediate_size": 96,
         },
         {
@@ -171,13 +166,7 @@ MULTIMODAL_MIXTURES: Mapping[str, Multimodal] = {
         "cohere2_vision",
         {
             "model_type": "cohere2_moe",
-            **SLIDING,
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "num_shared_experts": 1,
-            "mlp_layer_types": ["sparse", "sparse"],
-            "expert_selection_fn": "sigmoid",
-            "tie_word_embeddings": True,
+            **COHERE_MIXTURE,
             "logit_scale": 1.0,  # Hugging Face leaves it out
         },
         {

@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sglang_prefill_ext.modelmaker.families import DENSE, WINDOW
+from sglang_prefill_ext.modelmaker.families import DENSE, WINDOW, Multimodal
 from sglang_prefill_ext.modelmaker.mixtures import MIXTURES
 from sglang_prefill_ext.modelmaker.multimodal import MULTIMODAL
-from sglang_prefill_ext.modelmaker.multimodal_parts import Multimodal
 
 VOCABULARY = 8_000
 """Tokens of every tokenizer, and of every model but `TRUE_SHAPES`, which keep their true size."""

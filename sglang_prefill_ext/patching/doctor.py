@@ -23,8 +23,7 @@ from rich.table import Column, Table
 from sglang_prefill_ext import SUPPORTED_SGLANG
 from sglang_prefill_ext.patching import guard, scan
 from sglang_prefill_ext.patching.spec import Mismatch, Patch, Use
-from sglang_prefill_ext.patching.table import PATCHES
-from sglang_prefill_ext.patching.uses import LIBRARY_USES, USES
+from sglang_prefill_ext.patching.table import LIBRARY_USES, PATCHES, USES
 
 _DISTRIBUTIONS = ("sglang-prefill-ext", "sglang", "torch", "triton")
 _STYLES = {"ok": "green", "drift": "yellow", "mismatch": "bold red"}

@@ -63,11 +63,7 @@ def check(patch: Patch) -> list[Mismatch]:
 
 
 def check_use(use: Use) -> list[Mismatch]:
-    """Compare one thing that hooks use with the installed SGLang; imports its module.
-
-    Returns:
-        At most one difference; it is blocking.
-    """
+    """Find at most one blocking difference in what hooks use of SGLang; imports its module."""
     try:
         found = source.find(use.target)
     except Exception as error:
@@ -86,10 +82,9 @@ def check_use(use: Use) -> list[Mismatch]:
 
 
 def check_body(use: Use) -> list[Mismatch]:
-    """Compare the body of a use that `check_use` found to fit; takes about a millisecond.
+    """Compare the body of a use that `check_use` found to fit; a difference is not blocking.
 
-    Returns:
-        At most one difference, not blocking.
+    It takes about a millisecond.
     """
     found = source.fingerprint(source.source_of(source.find(use.target))) if use.body else ""
     if found.startswith(use.body):

@@ -100,10 +100,7 @@ def members_of(owner: type) -> set[str]:
 
 
 def _assigns(owner: type, name: str) -> bool:
-    """Whether a method assigns the name to ``self``.
-
-    Disassembling is slow, so only methods whose code mentions the name are disassembled.
-    """
+    """Whether a method assigns the name to ``self``; disassembles only those that mention it."""
     return any(
         any(name in code.co_names for code in _nested(method.__code__))
         and name in _assigned_by(method)

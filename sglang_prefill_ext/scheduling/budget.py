@@ -26,8 +26,6 @@ class ForwardBudget:
     set aside before (`kv_pool`).
 
     Args:
-        max_tokens: tokens of one forward, >= 1.
-        max_bytes: temporary memory of one forward; unlimited unless given.
         bytes_per_token: activations of one token, >= 0.
         bytes_per_row: what reading one row adds, >= 0.
 
@@ -57,11 +55,7 @@ class ForwardBudget:
         return self.bytes_per_token * tokens + self.bytes_per_row * rows
 
     def longest_chunk(self, *, all_read: bool) -> int:
-        """Most tokens of a forward that computes a chunk of a prefix and no row.
-
-        Args:
-            all_read: every token of the chunk is read, else none.
-        """
+        """Most tokens of a forward that computes a chunk of a prefix, read or not, and no row."""
         bytes_per_token = self.num_bytes(1, int(all_read))
         if not bytes_per_token:
             return self.max_tokens

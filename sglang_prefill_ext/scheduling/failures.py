@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -23,32 +24,25 @@ AfterFailure: TypeAlias = Callable[[Exception], None]
 """Called with the exception of a failed forward; raises if no other forward can follow."""
 
 
+@dataclass(frozen=True, slots=True)
 class Failures:
     """Recovers from failed forwards: each job of a shared one runs alone, that of a lone one ends.
 
-    Args:
+    Attributes:
         stats: counts forwards whose jobs run again.
-        end: called for every job that ends.
         requeue: called for every job that runs again.
-        after_failure: see `AfterFailure`; what it raises ends the scheduler.
+        after_failure: what it raises ends the scheduler.
     """
 
-    def __init__(
-        self,
-        stats: RuntimeStats,
-        end: End,
-        requeue: Callable[[Job], None],
-        after_failure: AfterFailure,
-    ) -> None:
-        self._stats = stats
-        self._end = end
-        self._requeue = requeue
-        self._after_failure = after_failure
+    stats: RuntimeStats
+    end: End
+    requeue: Callable[[Job], None]
+    after_failure: AfterFailure
 
     def failed(self, jobs: list[Job], error: Exception, *, shared: bool) -> None:
         """The forward of these jobs failed, or one of them could not be planned."""
         logger.error("The packed forward of %s failed", [job.rid for job in jobs], exc_info=error)
-        self._after_failure(error)
+        self.after_failure(error)
         message = f"{type(error).__name__}: {error}"
         self._separate(jobs, Status.FAILED, message, shared=shared)
 
@@ -61,16 +55,16 @@ class Failures:
     def not_cached(self, job: Job, error: Exception) -> None:
         """The prefix of a completed job could not be cached; its answer is still right."""
         logger.error("The prefix of packed request %s could not be cached", job.rid, exc_info=error)
-        self._after_failure(error)
+        self.after_failure(error)
 
     def _separate(self, jobs: list[Job], status: Status, message: str, *, shared: bool) -> None:
-        self._stats.retried_forwards += shared
+        self.stats.retried_forwards += shared
         for job in jobs:
             if shared:
                 job.alone = True
-                self._requeue(job)
+                self.requeue(job)
             else:
-                self._end([job], status, message)
+                self.end([job], status, message)
 
 
 def jobs_with_nan(parts: list[LaunchedJob], values: Float32Array, *, shared: bool) -> list[Job]:

@@ -30,12 +30,8 @@ class Forwards:
     """The queue of jobs, and the forwards in flight that serve them.
 
     Args:
-        executor: runs forwards; None if no job is ever queued.
-        policy: which jobs are taken, and when.
-        cache: of prefixes; None where there is none.
-        stats: counts what is computed.
+        executor: None if no job is ever queued.
         end: called for every job that needs no further forward.
-        after_failure: see `Failures`.
 
     Attributes:
         asynchronous: whether a launch returns before its forward is done.
@@ -75,11 +71,7 @@ class Forwards:
         return self._launch_time.is_early(cost, self.in_flight[0].launch_s, time.monotonic())
 
     def launch_next(self, join_tokens: int) -> bool:
-        """Launch the next forward; False if nothing waits. A failure is handled here, not raised.
-
-        Args:
-            join_tokens: see `choose_jobs`.
-        """
+        """Launch the next forward; False if nothing waits. A failure is handled, not raised."""
         jobs = self._choose(join_tokens)
         if self._follows_a_leader(jobs):
             self.collect(leave=0)
@@ -89,11 +81,7 @@ class Forwards:
         return bool(jobs)
 
     def collect(self, leave: int) -> bool:
-        """Wait for forwards, the oldest first, until only `leave` are in flight.
-
-        Returns:
-            Whether there was a forward to wait for.
-        """
+        """Wait for the oldest forwards until only `leave` are in flight; False if none had to."""
         waited = len(self.in_flight) > leave
         while len(self.in_flight) > leave:
             self._collect(self.in_flight.popleft())
@@ -114,9 +102,7 @@ class Forwards:
         self.queue.push(job)
 
     def let_go(self, job: Job, *, computed: bool = False) -> None:
-        """End the transaction that a job holds, if any.
-
-        If forwards in flight use it, it ends when the last of them does.
+        """End the transaction that a job holds, if any, or let the last forward that uses it do so.
 
         Args:
             computed: every forward of the job has succeeded, so the prefix may be cached.

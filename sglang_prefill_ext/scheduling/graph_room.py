@@ -88,7 +88,6 @@ class GraphCost:
         return graph_holds(self.tokens, forward, carries=self.carries)
 
     def forward(self, tokens: int, launch_tokens: int, *, eager: bool) -> int:
-        """The cost of a forward of so many tokens."""
         cost = launch_tokens + tokens
         return max(cost, self.eager_tokens) if eager and self.tokens else cost
 

@@ -47,7 +47,7 @@ class Job:
         alone: the job shares no forward any more, because a shared one failed.
         start_s: monotonic time of the first launch; None before it.
         held: of a divided job, the transaction of its prefix, from its first forward on.
-        values: values of the forwards that have completed, in order.
+        values: of the forwards that have completed, in order.
         forwards, tokens_computed, tokens_cached: totals so far; cached tokens are those that the
             prefix cache had when a forward was launched.
     """

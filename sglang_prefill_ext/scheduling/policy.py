@@ -23,7 +23,6 @@ class SchedulingPolicy:
 
     Attributes:
         budget: of one forward.
-        order: of waiting jobs.
         ageing: see `order_key`.
         launch_tokens: the cost of a launch apart from its tokens, in tokens that are computed in
             the same time, >= 0; with 0 no job joins another. With graphs, the cost of a replay.
@@ -43,7 +42,7 @@ class SchedulingPolicy:
         return self.graphs.forward(tokens, self.launch_tokens, eager=tokens > self.graphs.tokens)
 
     def new_queue(self) -> JobQueue:
-        """Return an empty queue in the policy's order."""
+        """An empty queue in the policy's order."""
         return JobQueue(order_key(self.order, self.ageing))
 
 

@@ -36,7 +36,7 @@ class PrefixedForward:
         cache: None where nothing is cached and no job is divided.
 
     Attributes:
-        plan: of the forward, without the tokens that the cache has.
+        plan: without the tokens that the cache has.
         num_cached: prefix tokens that the cache had at the launch of this forward. Those of a
             divided job count in its first forward only; a shared prefix counts once.
         ends_here: transactions of jobs that have ended or start over, still used by this forward.
@@ -89,10 +89,7 @@ class PrefixedForward:
         return cls(jobs, None)
 
     def cached(self, job: Job) -> int:
-        """Tokens of a job's prefix that this forward took from the cache.
-
-        0 for the later pieces of a divided job.
-        """
+        """Tokens of a job's prefix from the cache; 0 for the later pieces of a divided job."""
         transaction = self._of(job)
         return transaction.cached if transaction and not job.next_piece else 0
 

@@ -53,11 +53,7 @@ def srpt_key(mark: int, remaining_tokens: int, ageing: int) -> int:
 
 
 def order_key(order: Order, ageing: int) -> Callable[[Job], OrderKey]:
-    """Return the function that computes a job's key in an order.
-
-    Args:
-        ageing: see `srpt_key`; fcfs ignores it.
-    """
+    """Return the function that computes a job's key in an order; fcfs ignores the ageing."""
 
     def srpt(job: Job) -> int:
         return srpt_key(job.mark, job.remaining_tokens, ageing)

@@ -42,16 +42,11 @@ class PackedRuntime:
     """The packed path behind one interface.
 
     Args:
-        executor: runs forwards; None if there is a `declined_reason`.
+        executor: None if there is a `declined_reason`.
         answer: called with jobs that end together and their results; exactly once for every job.
-        policy: which jobs are taken, and when.
-        cache: of prefixes; None where there is none.
         declined_reason: why every job is declined; None if jobs are served.
         alone: this is the only rank, so it may decide by what the device has done.
-        after_failure: see `Failures`; by default other forwards can follow any failure.
-
-    Attributes:
-        queue: the jobs that wait.
+        after_failure: by default other forwards can follow any failure.
     """
 
     def __init__(
@@ -95,10 +90,7 @@ class PackedRuntime:
 
     @property
     def next_tokens(self) -> int:
-        """Tokens of the first waiting piece, the one that the next forward is sure to compute.
-
-        0 if none waits.
-        """
+        """Tokens of the piece that the next forward is sure to compute; 0 if none waits."""
         return next((job.piece.num_tokens for job in in_turn(self.queue)), 0)
 
     @property
@@ -135,11 +127,7 @@ class PackedRuntime:
         deadline_ms: float | None = None,
         keep_prefix: bool = False,
     ) -> None:
-        """Queue a request, or answer it at once if it cannot be run.
-
-        Args:
-            priority, deadline_ms, keep_prefix: see `Job`.
-        """
+        """Queue a request, or answer it at once if it cannot be run; see `Job`."""
         job = Job(
             rid,
             rows,
@@ -172,10 +160,6 @@ class PackedRuntime:
         If forwards run asynchronously, the device computes one while the host prepares the next.
         Without a launch, this waits for the forwards in flight. A rank that is alone does not wait:
         jobs that arrive meanwhile are launched behind them, so the device does not idle.
-
-        Args:
-            launch: whether to launch.
-            join_tokens: see `choose_jobs`.
 
         Returns:
             Whether a forward was launched or collected.

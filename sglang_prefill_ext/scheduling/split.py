@@ -33,7 +33,7 @@ class Piece:
         suffix_ids: the rows' tokens after the prefix, row by row; int32.
         overrides: the request's table of embeddings; a negative token id ``i`` names row ``~i``.
         adapter: the LoRA adapter of the request; empty for none.
-        reads: what is read of the piece, in the order of its tokens.
+        reads: in the order of the piece's tokens.
         prefix_key: pieces with equal keys compute the same prefix and can share it. None where the
             piece is not the whole request, where the prefix is read, and where the request has
             embeddings of its own: these may lead to numbers beyond the range of the model's dtype,

@@ -25,7 +25,7 @@ class RuntimeStats:
             beyond those that were.
         busy_s: seconds for which forwards kept the device busy.
         tokens_per_s: the rate of recent forwards; 0 before the first one.
-        requests: requests by how they ended.
+        requests: by how they ended.
     """
 
     forwards: int = 0

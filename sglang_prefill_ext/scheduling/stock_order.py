@@ -55,7 +55,6 @@ class Prompt:
         return max(1, self.tokens - self.cached_tokens)
 
     def key(self, ageing: int) -> int:
-        """The sort key: the prompt with the smallest is prefilled first."""
         return srpt_key(self.mark, self.remaining_tokens, ageing)
 
 

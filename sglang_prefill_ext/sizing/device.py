@@ -84,7 +84,6 @@ class Device:
 
         Args:
             tokens_per_s: of one device with the whole model, not counting launches.
-            launch_ms: milliseconds of a forward's launches.
         """
         if not tokens_per_s > 0:
             raise ConfigError(f"--tokens-per-s {tokens_per_s:g}: give a number above 0.")

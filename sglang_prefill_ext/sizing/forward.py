@@ -135,15 +135,17 @@ class Serving:
         """Operations of all ranks, if each did as many as the busiest one."""
         counted = requests * packed_operations(self.model, shape, LABELS)
         tokens, rows = requests * shape.packed_tokens, requests * shape.items
-        routed = _routed(self.model.before) * tokens + _routed(self.model.behind) * rows
+        before, behind = map(routed_operations, (self.model.before, self.model.behind))
+        routed = before * tokens + behind * rows
         experts = self.model.experts
         if experts is None:
             return counted
+        own_tokens = -(-tokens // forwards_of(tokens))
         imbalance = self.imbalance if ranks > 1 else 1.0
-        return counted + (padded_ratio(tokens, experts) * imbalance - 1) * routed
+        return counted + (padded_ratio(own_tokens, experts) * imbalance - 1) * routed
 
 
-def _routed(steps: Mapping[Sublayer, int]) -> int:
+def routed_operations(steps: Mapping[Sublayer, int]) -> int:
     """Operations of routed experts for one token in these steps."""
     return sum(
         count * each.routed_operations for each, count in steps.items() if isinstance(each, Experts)

@@ -12,7 +12,7 @@ from sglang_prefill_ext.sizing.recurrences import (
     ShortConvolution,
     StateSpace,
 )
-from sglang_prefill_ext.sizing.settings import Settings, first_of, size_of
+from sglang_prefill_ext.sizing.settings import Settings, first_of, number_of, size_of
 from sglang_prefill_ext.sizing.sublayers import Sublayer
 
 _KINDS = {
@@ -108,8 +108,8 @@ def _state_space_head(config: Settings, heads: int) -> int:
     """Size of a head, which the number of all channels may decide."""
     if config.get("mamba_d_head", "auto") != "auto":
         return size_of(config, "mamba_d_head")
-    if config.get("mamba_head_dim"):
-        return size_of(config, "mamba_head_dim")
+    if head_dim := number_of(config, "mamba_head_dim"):
+        return head_dim
     channels = config.get("mamba_d_ssm") or config["mamba_expand"] * config["hidden_size"]
     return int(channels) // heads
 
@@ -121,18 +121,17 @@ def _attention(config: Settings, kinds: list[str], number: int) -> Attention:
     hidden, heads = size_of(own, "hidden_size"), size_of(own, "num_attention_heads")
     if config.get("kv_lora_rank"):
         return _latent(config, hidden, heads)
-    head_dim = own.get("head_dim") or hidden // heads
-    values = own.get("v_head_dim")
+    head_dim, values = number_of(own, "head_dim") or hidden // heads, number_of(own, "v_head_dim")
     shares, same = _shares(config, kinds, number), config.get("attention_k_eq_v") and not slides
     return Attention(
         hidden,
         heads,
         size_of({"num_key_value_heads": heads} | own, "num_key_value_heads"),
         head_dim,
-        window=None if window is None else config.get(window),
+        window=None if window is None else number_of(config, window) or None,
         kv_maps=0 if shares else 1 if same else 2,
         gate=_gate(config, heads, head_dim),
-        values=0 if values in (None, 0, head_dim, config.get("head_dim")) else values,
+        values=0 if values in (head_dim, config.get("head_dim")) else values,
     )
 
 
@@ -144,7 +143,7 @@ def _latent(config: Settings, hidden: int, heads: int) -> LatentAttention:
         values=values,
         rank=rank,
         rotated=rotated,
-        query_rank=config.get("q_lora_rank") or 0,
+        query_rank=number_of(config, "q_lora_rank"),
     )
 
 

@@ -45,43 +45,44 @@ def experts_of(config: Settings) -> Experts | None:
     """The experts of a layer that has some; None for a dense model."""
     if config.get("model_type") in _DENSE:
         return None
-    count, active = number_of(config, _EXPERTS), number_of(config, _ACTIVE)
+    count, active = number_of(config, *_EXPERTS), number_of(config, *_ACTIVE)
     if not count or not active:
         return None
-    width = config.get("moe_intermediate_size") or config["intermediate_size"]
-    shared, each = number_of(config, _SHARED), config.get("moe_shared_expert_intermediate_size")
-    shared += config.get("model_type") in _SHARES_ONE
-    shared_width = number_of(config, _SHARED_WIDTH) + shared * (each or width)
+    if active > count:
+        raise ValueError(f"{active} of its {count} experts compute a token")
+    width = first_of(config, "moe_intermediate_size", "intermediate_size")
+    shared = number_of(config, *_SHARED) + (config.get("model_type") in _SHARES_ONE)
+    each = number_of(config, "moe_shared_expert_intermediate_size") or width
+    shared_width = number_of(config, *_SHARED_WIDTH) + shared * each
     hidden = size_of(config, "hidden_size")
     return Experts(hidden, count, active, width, shared_width, _maps(config))
 
 
 def layer_embedding_of(config: Settings) -> Iterator[LayerEmbedding]:
     """The embedding that a layer has of each token, if there is one."""
-    if config.get("hidden_size_per_layer_input"):
-        size = size_of(config, "hidden_size_per_layer_input")
+    if size := number_of(config, "hidden_size_per_layer_input"):
         yield LayerEmbedding(size_of(config, "hidden_size"), size)
 
 
 def _is_sparse(config: Settings, number: int) -> bool:
     if kinds := config.get("mlp_layer_types"):
         return bool(kinds[number] == "sparse")
-    if (number + 1) % (number_of(config, _SPARSE_STEP) or 1):
+    if (number + 1) % (number_of(config, *_SPARSE_STEP) or 1):
         return False
     if isinstance(sparse := config.get("moe_layer_freq"), list):
         return bool(sparse[number])
     if number in (config.get("mlp_only_layers") or ()):
         return False
-    return number >= number_of(config, _DENSE_AT_FIRST)
+    return number >= number_of(config, *_DENSE_AT_FIRST)
 
 
 def _width(config: Settings) -> int:
     """Intermediate size of an MLP."""
-    if config.get("shared_intermediate_size"):
-        return size_of(config, "shared_intermediate_size")  # Granite 4, if it is dense
+    if shared := number_of(config, "shared_intermediate_size"):  # Granite 4, if it is dense
+        return shared
     if config.get("model_type") != "lfm2":
         return first_of(config, "intermediate_size_mlp", "intermediate_size")  # the first: Llama 4
-    width = size_of(config, "block_ff_dim" if config.get("block_ff_dim") else "intermediate_size")
+    width = first_of(config, "block_ff_dim", "intermediate_size")
     if not config.get("block_auto_adjust_ff_dim", True):
         return width
     factor, multiple = config.get("block_ffn_dim_multiplier"), size_of(config, "block_multiple_of")

@@ -14,7 +14,7 @@ from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.sizing.layer_settings import layer_kinds, sublayers_of
 from sglang_prefill_ext.sizing.mixers import Attention, Mixer
 from sglang_prefill_ext.sizing.recurrences import StateSpace
-from sglang_prefill_ext.sizing.settings import Settings, size_of
+from sglang_prefill_ext.sizing.settings import Settings, number_of, size_of
 from sglang_prefill_ext.sizing.sublayers import Experts, Sublayer
 
 _UNCOUNTED = (
@@ -84,7 +84,7 @@ class ModelShape:
         """
         try:
             return cls._read(config)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise ConfigError(
                 "config.json is not that of a decoder that can be counted "
                 f"({type(error).__name__}: {error}); name a Qwen-, Llama-, Mistral-, Mixtral-, "
@@ -103,7 +103,7 @@ class ModelShape:
         tied = str(config.get("model_type")).startswith(_TIED)
         names = "tie_word_embeddings", "tie_embedding"
         said = [each[name] for each in (whole, config) for name in names if name in each]
-        own = config.get("hidden_size_per_layer_input") or 0
+        own = number_of(config, "hidden_size_per_layer_input")
         return cls(
             layers=layers,
             hidden=size_of(config, "hidden_size"),
@@ -137,11 +137,6 @@ class ModelShape:
     def experts(self) -> Experts | None:
         """Those of a layer that has some; None for a dense model."""
         return next((each for each in self.counts if isinstance(each, Experts)), None)
-
-    @property
-    def sparse_layers(self) -> int:
-        """Layers with experts."""
-        return sum(count for each, count in self.counts.items() if isinstance(each, Experts))
 
     @property
     def is_replayable(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 Settings: TypeAlias = dict[str, Any]
@@ -16,11 +15,11 @@ def size_of(config: Settings, name: str) -> int:
     return size
 
 
+def number_of(config: Settings, *names: str) -> int:
+    """The first of these settings that is set; 0 if none is. Raises ValueError as `size_of`."""
+    return next((size_of(config, name) for name in names if config.get(name)), 0)
+
+
 def first_of(config: Settings, *names: str) -> int:
     """Read a size that model families name differently; raises as `size_of` with the last name."""
-    return size_of(config, next((name for name in names if name in config), names[-1]))
-
-
-def number_of(config: Settings, names: Iterable[str]) -> int:
-    """The value of a setting that model families name differently; 0 if there is none."""
-    return next((int(config[name]) for name in names if config.get(name)), 0)
+    return number_of(config, *names) or size_of(config, names[-1])

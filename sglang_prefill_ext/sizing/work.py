@@ -13,11 +13,6 @@ from sglang_prefill_ext.sizing.recurrences import Recurrence
 from sglang_prefill_ext.sizing.shape import Shape
 
 
-def all_operations(model: ModelShape, shape: Shape) -> int:
-    """Operations of all layers for all tokens of a packed forward."""
-    return sum(count * each.operations(shape) for each, count in model.counts.items())
-
-
 def packed_operations(model: ModelShape, shape: Shape, labels: int) -> int:
     """Least operations of a packed forward: the prefix once, every row's rest, the labels' columns.
 

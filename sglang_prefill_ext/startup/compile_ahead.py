@@ -97,9 +97,6 @@ def compile_ahead(executor: CompilingExecutor, budget: ForwardBudget, slots: Pre
 
     Args:
         slots: gives room for the prefix of a request between its forwards; all of it is free.
-
-    Raises:
-        RuntimeError: what `PackedExecutor.launch` raises.
     """
     if executor.attention is not AttentionWay.TORCH and executor.causal:
         # What a graph would replay here, requests may ask for in a way that no graph can replay.

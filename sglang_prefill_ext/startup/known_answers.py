@@ -87,7 +87,7 @@ def packed_answers(
 
     Args:
         slots: gives room for the largest request's prefix between its forwards.
-        after_failure: see `AfterFailure`; what it raises is raised here.
+        after_failure: what it raises is raised here.
 
     Raises:
         PackedForwardError: a forward failed, and others can follow.

@@ -16,8 +16,7 @@ from patches.tools.handed import HANDED, READ_ELSEWHERE
 from patches.tools.patch_docs import PAGE
 from sglang_prefill_ext.patching import scan
 from sglang_prefill_ext.patching.spec import Group, Use, UseKind
-from sglang_prefill_ext.patching.table import PATCHES
-from sglang_prefill_ext.patching.uses import LIBRARY_USES, USES
+from sglang_prefill_ext.patching.table import LIBRARY_USES, PATCHES, USES
 
 PACKAGE = Path(__file__).parents[2] / "sglang_prefill_ext"
 MODULES = scan.read_package()
@@ -109,7 +108,7 @@ def test_what_is_called_of_a_library_has_what_is_passed(use: Use) -> None:
 
 
 def test_the_lock_is_up_to_date(probe: dict[str, Any]) -> None:
-    written, made = lock.PATH.read_text().splitlines(), probe["lock"].splitlines()
+    written, made = lock.USES_LOCK.read_text().splitlines(), probe["lock"].splitlines()
     diff = unified_diff(written, made, "locked", "used", n=0, lineterm="")
     assert written == made, STALE + "\n".join(diff)
 

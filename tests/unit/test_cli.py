@@ -84,3 +84,9 @@ def test_what_a_user_can_cause_is_one_line(
     assert said.startswith("error: ")
     assert words in said
     assert said.count("\n") == 1
+
+
+def test_the_demo_ranks_no_more_items_than_there_are() -> None:
+    run = CliRunner().invoke(cli.app, ["demo", "--items", "401"])
+    assert run.exit_code == 2
+    assert "400" in run.output

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from bench.difference import difference
 from bench.fleet.faults.connection import Connection
+from bench.gate import difference
 from bench.workloads import Shape, draw_requests, score_body
 from sglang_prefill_ext.modelmaker import catalogue
 

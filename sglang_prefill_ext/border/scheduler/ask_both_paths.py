@@ -55,7 +55,6 @@ def compare_paths(
     If either path raises, and another forward can follow, all answers count as different.
 
     Args:
-        budget: of a packed forward.
         slots: gives room for a prefix between two packed forwards.
         ranks: come to the same result. A rank that fails alone ends, as it would ask the others for
             their results while they wait for it in the middle of a forward.
@@ -192,10 +191,7 @@ def _request(prompt: Int32Array) -> Req:
 
 
 def _read(output: Tensor, rows: PackedRows) -> Float32Array:
-    """From the stock path's output for prompts, take the values that the packed path answers.
-
-    ``[prompts, values]``.
-    """
+    """Take from the stock path's output what the packed path answers; ``[prompts, values]``."""
     if isinstance(rows.read, Labels):
         labels = torch.from_numpy(rows.read.ids.astype(np.int64))
         output = output.log_softmax(-1)[:, labels]

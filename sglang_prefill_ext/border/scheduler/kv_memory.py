@@ -139,7 +139,6 @@ def _adapts_latents(adapters: Any) -> bool:
 
 
 def room_in(pool: KVPool, scheduler: Any) -> Room:
-    """Return what allocates slots of the pool of a scheduler's model."""
     if isinstance(pool, OwnPool):
         return pool
     assert isinstance(pool, SglangPool), "the pools of `SglangModel`"

@@ -82,7 +82,6 @@ class PackedWork:
         """Take one step of the runtime; the policy says whether it may launch a forward.
 
         Args:
-            decoding: whether generations are running.
             beside_stock: there are stock requests, which would go first if a forward waited.
         """
         join_tokens = self.policy.join_tokens(self.runtime.next_tokens, decoding=decoding)
@@ -109,12 +108,7 @@ class PackedWork:
         return not before <= self._holders
 
     def record_iteration(self, computed_before: int, stock_batch: Any) -> None:
-        """Count an iteration in `accounts`.
-
-        Args:
-            computed_before: total of packed tokens computed before the iteration.
-            stock_batch: SGLang's batch in the iteration, or None.
-        """
+        """Count an iteration in `accounts`; before it, so many packed tokens were computed."""
         stock_tokens = 0
         if stock_batch is not None:  # a prefill batch has prompt tokens, others one per request
             prompts = stock_batch.forward_mode.is_extend()
@@ -123,12 +117,7 @@ class PackedWork:
         self.accounts.record(packed_tokens, int(stock_tokens))
 
     def is_late(self, now_ms: float, arriving: Iterable[float]) -> bool:
-        """Whether any request is to be ended because of its deadline.
-
-        Args:
-            now_ms: Unix time in ms.
-            arriving: deadlines of the requests that are about to be queued, Unix time in ms.
-        """
+        """Whether to end a request whose deadline (Unix time in ms) is queued, or is `arriving`."""
         if any(deadline < now_ms for deadline in arriving):
             return True
         if 0 <= now_ms - self._last_look_ms < _TICK_MS:  # < 0: the clock was set back
@@ -200,8 +189,6 @@ def result_messages(ended: Sequence[Ended]) -> list[PackedRowsResults]:
 
 
 def tokens_received(ended: Sequence[Ended]) -> int:
-    """Tokens of requests as they arrived, which is how the data-parallel controller counted them.
-
-    An encoder's rows have become whole prompts since, which may have many more tokens.
-    """
+    """Tokens of requests as they arrived, and as the data-parallel controller counted them: an
+    encoder's rows have become whole prompts since."""
     return sum(len(job.reply_to.input_ids) for job, _ in ended)

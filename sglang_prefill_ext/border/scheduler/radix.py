@@ -113,11 +113,7 @@ class RadixPrefixCache:
 
 
 def prefix_cache_of(scheduler: Any, config: PrefillOnlyConfig, room: Room) -> PrefixCache:
-    """The scheduler's radix cache; `PrivateSlots` if the packed path cannot use it.
-
-    Args:
-        room: allocates slots of the model's pool.
-    """
+    """The scheduler's radix cache; `PrivateSlots` if the packed path cannot use it."""
     if not shares_prefixes(room, scheduler):
         return PrivateSlots(room)
     tree = scheduler.tree_cache

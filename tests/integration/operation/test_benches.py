@@ -29,8 +29,8 @@ from bench.load_generators import wrk
 from bench.load_generators.session import GeneratorRun
 from bench.load_generators.wires import Wire, http_bodies
 from bench.mixed import session as mixed_session
-from bench.mixed.plan import ALONE as ONE_A_FORWARD
-from bench.mixed.plan import FCFS, SRPT, MixPlan
+from bench.mixed.mix import ALONE as ONE_A_FORWARD
+from bench.mixed.mix import FCFS, SRPT, MixPlan
 from bench.mixed.session import MixRun
 from bench.schedulers import session as schedulers_session
 from bench.schedulers.session import SchedulersRun
@@ -92,7 +92,7 @@ def silent(_what: str) -> None:
 def test_main(model: Path, tmp_path: Path, started: list[list[str]]) -> None:
     shapes = (SHAPE, Shape(5, 0, 1))
     plan = Plan(LOADS, 0.0, 2, ("--enable-prefill-only",))
-    run = ModelRun("micro", model, plan, silent, tmp_path)
+    run = ModelRun(model, plan, silent, tmp_path)
     run.run(make_cases(model, shapes))
     assert ["--enable-prefill-only" in args for args in started] == [False, True, False, True]
     cells = {(r.path, r.repeat, r.shape, r.load) for r in run.results}
@@ -114,7 +114,7 @@ def test_main(model: Path, tmp_path: Path, started: list[list[str]]) -> None:
 def test_main_side_by_side(model: Path, tmp_path: Path, started: list[list[str]]) -> None:
     flags = ("--enable-prefill-only",)
     plan = Plan((ClosedLoop(2),), 0.0, 3, flags, side_by_side=True)
-    run = ModelRun("micro", model, plan, silent, tmp_path)
+    run = ModelRun(model, plan, silent, tmp_path)
     run.run(make_cases(model, [SHAPE]))
     assert len(started) == 2
     each_first_in_turn = [STOCK, EXTENSION, EXTENSION, STOCK, STOCK, EXTENSION]
@@ -153,7 +153,7 @@ def test_decode(model: Path, started: list[list[str]], monkeypatch: pytest.Monke
         share=0.1,
         score_clients=2,
     )
-    run = DecodeRun("micro", model, plan, silent)
+    run = DecodeRun(model, plan, silent)
     run.run()
     assert started[1][-2:] == ["--prefill-only-decode-slowdown", "3"]
     seen = [(each.path, each.phase) for each in run.results]
@@ -173,7 +173,7 @@ def test_decode(model: Path, started: list[list[str]], monkeypatch: pytest.Monke
 def test_mixed(model: Path, started: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mixed_session, "_MIN_PER_LENGTH", 8)
     monkeypatch.setattr(mixed_session, "_IDLE_PER_TURN", 4)
-    run = MixRun("micro", model, MixPlan((3, 9), 0.0, 0.0, 0.5, 2), silent)
+    run = MixRun(model, MixPlan((3, 9), 0.0, 0.0, 0.5, 2), silent)
     run.run()
     assert len(started) == 4
     seen = [(each.variant, each.load_of) for each in run.results]
@@ -190,7 +190,7 @@ def test_mixed(model: Path, started: list[list[str]], monkeypatch: pytest.Monkey
 
 def test_soak(model: Path, tmp_path: Path, started: list[list[str]]) -> None:
     plan = SoakPlan(3.0, 0.5, SHAPE, 2, saturation_seconds=0.0, every_s=0.5)
-    run = SoakRun("micro", model, plan, silent)
+    run = SoakRun(model, plan, silent)
     verdict = run.run()
     assert started == [["--enable-prefill-only", "--dtype", "float32"]]
     assert run.rate_per_s > 0
@@ -202,7 +202,7 @@ def test_soak(model: Path, tmp_path: Path, started: list[list[str]]) -> None:
 def test_soak_of_a_fleet(model: Path, server: LocalServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(soak_subjects, "engines_on", lambda *_: nullcontext([server.port]))
     plan = SoakPlan(2.0, 0.5, SHAPE, 2, saturation_seconds=0.0, every_s=0.5, engines=1)
-    run = SoakRun("micro", model, plan, silent)
+    run = SoakRun(model, plan, silent)
     verdict = run.run()
     roles = {name.split()[0] for name in run.results[0].memory_mib}
     assert roles >= {"fleet_router", "scheduler", "tokenizer"}
@@ -228,7 +228,7 @@ def test_schedulers(model: Path, started: list[list[str]]) -> None:
 
 def test_decisions(model: Path, tmp_path: Path, started: list[list[str]]) -> None:
     plan = Plan((ClosedLoop(1), ClosedLoop(2)), 0.0, 2, ("--enable-prefill-only",))
-    run = ModelRun("micro", model, plan, silent, tmp_path)
+    run = ModelRun(model, plan, silent, tmp_path)
     kind = replace(KINDS["token"], prompts=Prompts(1, 0, 2, 3))
     run.gate.compare = partial(compare_numbers, kind)
     run.run([case_of(kind, vocabulary=50)])

@@ -15,7 +15,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.difference import VOLATILE
+from bench.gate import VOLATILE
 from tests.integration.support.client import OPT_OUT, Client, Json
 from tests.integration.support.fuzz_spoiling import LIMITS, encoded, spoilt
 from tests.integration.support.parity import assert_same, assert_same_ranking

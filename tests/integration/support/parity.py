@@ -10,7 +10,7 @@ import httpx
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.difference import difference
+from bench.gate import difference
 from tests.integration.support.client import Client, Json, random_ids, score_body
 
 TOLERANCE = 1e-5

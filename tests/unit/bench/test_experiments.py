@@ -12,7 +12,7 @@ from bench.decode.plan import ALONE, OPEN, SATURATED
 from bench.decode.session import DecodeRun
 from bench.gate import Agreement, GateError
 from bench.mixed import __main__ as mixed
-from bench.mixed.plan import FCFS
+from bench.mixed.mix import FCFS
 from bench.mixed.session import MixRun
 from bench.score.plan import EXTENSION, STOCK
 from tests.unit.bench.commands import Commands

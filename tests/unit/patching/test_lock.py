@@ -144,7 +144,7 @@ def test_a_lock_is_read_as_it_was_written(upstream: ModuleType, tmp_path: Path) 
     uses = build()
     path = tmp_path / "lock.json"
     path.write_text(lock.dump(uses.values()))
-    assert lock.load(path) == tuple(uses[target] for target in sorted(uses))
+    assert lock.load_uses(path) == tuple(uses[target] for target in sorted(uses))
 
 
 def test_a_lock_has_a_line_a_use_in_the_order_of_the_targets(upstream: ModuleType) -> None:
@@ -160,7 +160,7 @@ def test_what_is_no_lock_is_an_error(tmp_path: Path, text: str) -> None:
     path = tmp_path / "lock.json"
     path.write_text(text)
     with pytest.raises((ValueError, AttributeError)):
-        lock.load(path)
+        lock.load_uses(path)
 
 
 def test_what_is_changed_is_locked_as_it_is_and_as_it_was(

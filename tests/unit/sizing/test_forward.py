@@ -97,3 +97,9 @@ def test_parts_of_a_request_fill_fewer_blocks_of_experts() -> None:
     serving = Serving(SPARSE, DEVICES["h100-sxm"])
     whole = serving.forward(Shape(1, 120, 16), 1).arithmetic_s
     assert 4 * serving.forward(Shape(1, 120, 4), 1).arithmetic_s > 1.3 * whole
+
+
+def test_a_divided_forward_pads_the_experts_of_each_of_its_parts() -> None:
+    serving = Serving(SPARSE, DEVICES["h100-sxm"])
+    one = serving.forward(Shape(1, 1000, 16), 1).arithmetic_s
+    assert serving.forward(Shape(1, 1000, 16), 1, 4).arithmetic_s == pytest.approx(4 * one, 1e-6)

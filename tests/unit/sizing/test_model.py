@@ -42,7 +42,7 @@ def test_experts_by_hand() -> None:
     model = decoder(2, 4, 2, 1, 3, 5, 7, **settings)
     attention, dense, expert, router = 24 + 12 + 12 + 24, 3 * 20, 3 * 12, 4 * 4
     assert model.experts is not None
-    assert model.sparse_layers == 1
+    assert sum(isinstance(each, Experts) for each in model.sublayers) == 1
     assert model.experts.routed_operations == 2 * 2 * expert
     assert model.experts.active == 3 * expert + router
     assert model.body_operations == 2 * (2 * attention + dense + model.experts.active)
@@ -108,6 +108,13 @@ def test_what_cannot_be_counted_is_refused(tmp_path: Path) -> None:
         _read(tmp_path, layer_types=3 * ["full_attention"])
     with pytest.raises(ConfigError, match="its layer 2 has its own intermediate_size"):
         _read(tmp_path, per_layer_config={"2": {"intermediate_size": 5}})
+    with pytest.raises(ConfigError, match="list index out of range"):
+        _read(tmp_path, mlp_layer_types=["dense"])
+    with pytest.raises(ConfigError, match="9 of its 8 experts compute a token"):
+        _read(tmp_path, num_experts=8, num_experts_per_tok=9, moe_intermediate_size=64)
+    for size in (-1, [64]):
+        with pytest.raises(ConfigError, match="sliding_window is"):
+            _read(tmp_path, layer_types=4 * ["sliding_attention"], sliding_window=size)
     with pytest.raises(ConfigError, match="no layer has attention"):
         _read(tmp_path, layer_types=4 * ["conv"], conv_L_cache=3)
     for name, size in (
@@ -115,6 +122,7 @@ def test_what_cannot_be_counted_is_refused(tmp_path: Path) -> None:
         ("num_hidden_layers", "36"),
         ("num_key_value_heads", None),
         ("intermediate_size", [704, 704, 704, 704]),
+        ("head_dim", "128"),
     ):
         with pytest.raises(ConfigError) as refused:
             _read(tmp_path, **{name: size})

@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from bench.command import RESULTS
-from bench.difference import difference
+from bench.fleet.faults.__main__ import save_faults_plot
 from bench.fleet.faults.asks import Ask, End
 from bench.fleet.faults.load import Load
-from bench.fleet.faults.plot import save_faults_plot
 from bench.fleet.faults.schedule import SHARES, Kind, draw_faults
 from bench.fleet.faults.session import FaultsResult
 from bench.fleet.faults.wires import wires_to
+from bench.gate import difference
 from tests.integration.support.client import wait_until
 
 RIGHT = {"scores": [[0.25, 0.75]], "id": "a"}

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from bench.mixed.plan import FCFS
-from bench.mixed.report import longest_of_fcfs, mix_table
+from bench.mixed.__main__ import longest_of_fcfs, mix_table
+from bench.mixed.mix import FCFS
 from bench.score.plan import STOCK
 from tests.unit.bench.commands import printed
 from tests.unit.bench.results import mix_result

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from bench.soak.report import soak_table
+from bench.soak.__main__ import soak_table
 from bench.soak.windows import SoakWindow, Verdict
 from tests.unit.bench.commands import printed
 
