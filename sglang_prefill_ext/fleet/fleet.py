@@ -59,8 +59,7 @@ class Fleet:
         self.deployment: dict[str, int] = {}
         self.loads = Loads()
         self.dispatcher = Dispatcher(self.replicas, self.loads, extra_work)
-        attempts = self.dispatcher.attempts
-        self._selection = Selection(self.replicas, self.loads, attempts, self._begin_session)
+        self._selection = Selection(self.replicas, self.loads, self._begin_session)
         self._session: Session | None = None
         self.whole = WholeRequests(self.replicas, self.loads)
         self._calls = Calls(self.dispatcher, self.whole)
@@ -136,12 +135,12 @@ class Fleet:
         url = leaving.url
         while True:
             await asyncio.sleep(_LEAVING_S)
-            if not leaving.whole and not (url in self.loads and self.loads.in_flight(url)):
+            if not leaving.whole and not (url in self.loads and self.loads[url].parts):
                 self._forget(url)
                 return
 
     def _forget(self, url: str) -> None:
-        self.loads.remove(url)
+        self.loads.pop(url, None)
         self.replicas.pop(url).connections.close()
         del self._leaving[url]
 

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 
 from sglang_prefill_ext.attach.carrier import EngineState, Offer
 from sglang_prefill_ext.errors import EngineUnavailableError
-from sglang_prefill_ext.fleet.attempts import Attempts
+from sglang_prefill_ext.fleet.health import Health
 from sglang_prefill_ext.fleet.loads import Loads
 from sglang_prefill_ext.fleet.members import Member, chosen, difference
 from sglang_prefill_ext.fleet.planning.cost import Speed
 from sglang_prefill_ext.fleet.replica import Replica
-from sglang_prefill_ext.fleet.replica_load import Health
+from sglang_prefill_ext.fleet.replica_load import ReplicaLoad
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +24,6 @@ class Selection:
     Args:
         replicas: all engines, by URL.
         loads: those that are in use.
-        attempts: tells own work from that of other routers.
         on_offer: called with the offer of the engines in use, whenever their answers change.
     """
 
@@ -32,12 +31,10 @@ class Selection:
         self,
         replicas: Mapping[str, Replica],
         loads: Loads,
-        attempts: Attempts,
         on_offer: Callable[[Offer], None],
     ) -> None:
         self._replicas = replicas
         self._loads = loads
-        self._attempts = attempts
         self._on_offer = on_offer
         self._alive: dict[str, Member] = {}
         self._chosen: Member | None = None
@@ -54,7 +51,7 @@ class Selection:
         known = self._alive.get(replica.url)
         if known is None or known.offer is not replica.offer:
             self._alive[replica.url] = Member.of(replica.offer)
-            self._loads.remove(replica.url)  # it has restarted, or has other weights
+            self._loads.pop(replica.url, None)  # it has restarted, or has other weights
         if replica.url in self._loads:
             replica.why = ""
         if state.schedulers:
@@ -66,10 +63,10 @@ class Selection:
         if replica.why != str(error):
             logger.warning("Engine %s: %s", replica.url, error)
         replica.why, now_s = str(error), time.monotonic()
-        used = replica.url in self._loads
-        if used:
-            self._loads.probed(replica.url, now_s, ok=False)
-        if not used or self._loads.health(replica.url, now_s) is Health.DOWN:
+        load = self._loads.get(replica.url)
+        if load is not None:
+            load.probed(now_s, ok=False)
+        if load is None or load.health(now_s) is Health.DOWN:
             self._alive.pop(replica.url, None)
             self.choose()
 
@@ -77,7 +74,7 @@ class Selection:
         """An engine leaves: it gets no more work."""
         self._alive.pop(url, None)
         if url in self._loads:
-            self._loads.drain(url)
+            self._loads[url].draining = True
 
     def choose(self) -> None:
         """Put the engines into the fleet that answer alike, and take out those that differ."""
@@ -92,18 +89,18 @@ class Selection:
                 if replica.why != why:
                     logger.error("Engine %s is not used, as it differs. %s", name, why)
                 replica.why = why
-                self._loads.remove(name)
+                self._loads.pop(name, None)
             elif own.speed is not None and name not in self._loads:
                 logger.info("Engine %s is in the fleet.", name)
-                self._loads.add(name, own.speed, time.monotonic())
+                self._loads[name] = ReplicaLoad(own.speed, time.monotonic())
                 replica.why = ""
 
     def _note_load(self, replica: Replica, state: EngineState, now_s: float) -> None:
         """Record what an engine reports: its speed, at first only, and its outstanding work."""
-        name, member = replica.url, self._alive[replica.url]
+        member, load = self._alive[replica.url], self._loads.get(replica.url)
         if member.speed is None:
             member.speed = Speed.of_status(state.schedulers[0], member.offer.pair_tokens)
-        if name in self._loads:
-            self._loads.probed(name, now_s, ok=True)
-            others = self._attempts.others_tokens(name, state.outstanding_tokens)
-            self._loads.reported(name, others * member.speed.token_s, now_s)
+        if load is not None:
+            load.probed(now_s, ok=True)
+            others_tokens = max(0, state.outstanding_tokens - load.tokens)
+            load.reported(others_tokens * member.speed.token_s, now_s)

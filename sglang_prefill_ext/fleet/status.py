@@ -11,8 +11,8 @@ from starlette.responses import Response
 
 from sglang_prefill_ext import __version__
 from sglang_prefill_ext.fleet.fleet import Fleet
+from sglang_prefill_ext.fleet.health import UNKNOWN, Health
 from sglang_prefill_ext.fleet.replica import Replica
-from sglang_prefill_ext.fleet.replica_load import UNKNOWN, Health
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.process.collector import Collector
 
@@ -36,7 +36,7 @@ def status_of(fleet: Fleet, metrics: FrontendMetrics, collector: Collector) -> d
                 "url": url,
                 "health": health_of(fleet, replica),
                 "why": replica.why,
-                "parts": fleet.loads.in_flight(url) if url in fleet.loads else 0,
+                "parts": fleet.loads[url].parts if url in fleet.loads else 0,
                 "whole": replica.whole,
                 "outstanding_s": states[url].outstanding_s if url in states else 0.0,
                 "tokens_per_s": 1 / states[url].speed.token_s if url in states else 0.0,
@@ -50,7 +50,7 @@ def status_of(fleet: Fleet, metrics: FrontendMetrics, collector: Collector) -> d
 def health_of(fleet: Fleet, replica: Replica) -> str:
     """A `Health`; or "refused" if the engine differs, "unknown" if it has never answered."""
     if replica.url in fleet.loads:
-        return str(fleet.loads.health(replica.url, time.monotonic()))
+        return str(fleet.loads[replica.url].health(time.monotonic()))
     return UNKNOWN if replica.offer is None else _REFUSED
 
 

@@ -15,8 +15,8 @@ from ray import serve
 
 from sglang_prefill_ext.attach.http_connections import Answer, HttpConnections
 from sglang_prefill_ext.errors import EngineUnavailableError
+from sglang_prefill_ext.fleet.health import UNKNOWN
 from sglang_prefill_ext.fleet.replica import BEAT_S, authorization
-from sglang_prefill_ext.fleet.replica_load import UNKNOWN
 from sglang_prefill_ext.fleet.settings import API_KEY_VARIABLE, Engines, Settings
 from sglang_prefill_ext.process.children import module_command
 from sglang_prefill_ext.process.supervisor import Supervisor
