@@ -70,9 +70,7 @@ class Router:
         self._routes = DividedRoutes(self._fleet.offer, session)
 
     async def __call__(self, scope: Any, receive: Any, send: _Send) -> None:
-        if scope["type"] == "lifespan":
-            await _live(receive, send)
-        elif scope["type"] == "http":
+        if scope["type"] == "http":
             await self._serve(Request(scope, receive), send)
         else:  # SGLang has no WebSockets that a router could hand on
             await receive()
@@ -162,11 +160,3 @@ def _error_response(error: PrefillExtError) -> Response:
     if isinstance(error, ServerBusyError):
         headers |= error.retry_header()
     return Response(msgspec.json.encode(body), status, headers, JSON)
-
-
-async def _live(receive: Any, send: _Send) -> None:
-    while True:
-        message = await receive()
-        await send({"type": f"{message['type']}.complete"})
-        if message["type"] == "lifespan.shutdown":
-            return

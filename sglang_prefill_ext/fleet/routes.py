@@ -24,7 +24,6 @@ from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.options import RequestOptions, opted_out, options_of
 from sglang_prefill_ext.frontend.score import score_body
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall
-from sglang_prefill_ext.frontend.score.score_frontend import ScoreFrontend
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
 Answer: TypeAlias = Callable[[bytes, Request], Awaitable[bytes | None]]
@@ -52,15 +51,16 @@ class DividedRoutes:
         self._answers = session.path.answers
         self.answers: dict[str, Answer] = {}
         if offer.facts.is_generation:
-            self._scoring = ScoreFrontend(session.path)
+            self._scoring = session.scoring
             self.answers["/v1/score"] = self._score
             if offer.reranking is not None:
                 self._prompts = rerank_api.RerankPrompts(offer.reranking)
                 self.answers["/v1/rerank"] = self._rerank
         else:
-            prefixes = session.path.prefixes if offer.encoder is None else None
-            path = replace(session.path, encoder=offer.encoder, prefixes=prefixes)
-            self._embedding = EmbedFrontend(path)
+            self._embedding = session.embedding
+            if offer.encoder is not None:
+                path = replace(session.path, encoder=offer.encoder, prefixes=None)
+                self._embedding = EmbedFrontend(path)
             if offer.encoder is None or not offer.encoder.makes_numbers:
                 self.answers["/v1/embeddings"] = self._embed
             if len(offer.facts.class_names) > 1:

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from sglang_prefill_ext.fleet.fleet import Fleet
 from sglang_prefill_ext.fleet.router import Router
+from sglang_prefill_ext.fleet.selection import Selection
 from sglang_prefill_ext.fleet.settings import Engines
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.process.collector import Collector
@@ -373,3 +374,17 @@ async def test_a_fleet_may_begin_without_engines() -> None:
         assert (await one.http.post("/v1/score", json=SCORE)).status_code == 200
         page = (await one.http.get("/prefill_only/status")).json()
         assert page["deployment"] == {"RUNNING": 1}
+
+
+async def test_an_engine_is_asked_again_whatever_its_silence_leads_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    def fail(*_: object) -> None:
+        asked.append(1)
+        raise ValueError("no session")
+
+    monkeypatch.setattr(Selection, "take_silence", fail)
+    async with routed(Stub(broken=True)):
+        await until(lambda: len(asked) > 1)
