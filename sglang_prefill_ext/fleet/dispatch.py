@@ -13,6 +13,7 @@ from sglang_prefill_ext.fleet.loads import NO_ENGINE, Loads
 from sglang_prefill_ext.fleet.planning.cost import RowCosts
 from sglang_prefill_ext.fleet.planning.planner import allowed_extra_work, plan
 from sglang_prefill_ext.fleet.replica import Replica
+from sglang_prefill_ext.fleet.replica_load import ReplicaLoad
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.worker import within
 from sglang_prefill_ext.shared_device.balance import Homes
@@ -43,7 +44,7 @@ class Dispatcher:
         self.loads = loads
         self.attempts = Attempts(replicas, loads)
         self._extra_work = extra_work
-        self._homes: Homes[frozenset[str]] = Homes()
+        self._homes: Homes[frozenset[ReplicaLoad]] = Homes()
 
     async def answer(self, rows: PackedRows, options: RequestOptions) -> PackedResult:
         """Serve a request; errors become a result, too. No part of it is under way afterwards."""
@@ -69,6 +70,7 @@ class Dispatcher:
         if not planned:
             raise EngineUnavailableError(NO_ENGINE)
         firsts = [choices[each.replica] for each in planned]
+        home |= {self.loads[name] for name, _ in firsts}
         parts = [
             RowsPart(rows, costs, each.rows, number, len(planned))
             for number, each in enumerate(planned)
@@ -79,7 +81,7 @@ class Dispatcher:
         if answers[0].status is not Status.OK:
             return answers[0]
         if key and answers[0].tokens_cached:
-            self._homes.remember(key, home | {name for name, _ in firsts})
+            self._homes.remember(key, home.intersection(self.loads.values()))
         return join_results(rows, list(zip([each.numbers for each in parts], answers, strict=True)))
 
     async def _all(

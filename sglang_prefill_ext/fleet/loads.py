@@ -40,13 +40,13 @@ class Loads(dict[str, ReplicaLoad]):
         self._recent_busy_s = self._recent_s = 0.0
         self._looked_s = 0.0
 
-    def snapshot(self, now_s: float, with_prefix: Container[str] = ()) -> Snapshot:
+    def snapshot(self, now_s: float, with_prefix: Container[ReplicaLoad] = ()) -> Snapshot:
         """Return all replicas as they are now.
 
         Replicas that are up may get work; if none is up, those that are suspect may.
 
         Args:
-            with_prefix: ids of the replicas that have the prefix of the request.
+            with_prefix: the replicas that have the prefix of the request.
         """
         healths = [each.health(now_s) for each in self.values()]
         wanted = Health.UP if Health.UP in healths else Health.SUSPECT
@@ -54,7 +54,7 @@ class Loads(dict[str, ReplicaLoad]):
             name: ReplicaState(
                 each.outstanding_s(now_s),
                 each.current_speed,
-                name in with_prefix,
+                each in with_prefix,
                 health is wanted,
             )
             for (name, each), health in zip(self.items(), healths, strict=True)

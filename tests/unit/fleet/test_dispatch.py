@@ -23,6 +23,7 @@ from sglang_prefill_ext.wire.read import Labels
 from sglang_prefill_ext.wire.status import Status
 
 OPTIONS = RequestOptions()
+SPEED = Speed(1e-3, 1e-2)
 ROWS = PackedRows(int_array(range(1, 101)), 20, int_array([4] * 20), Labels(int_array([7])))
 
 
@@ -30,7 +31,7 @@ class StubEngine:
     """Answers each row with its first token, unless `ends` says otherwise."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.asked = self.cached = 0
         self.begun, self.left = asyncio.Event(), asyncio.Event()
         self.ends: list[Status | None] = []
         self.held = asyncio.Event()
@@ -52,14 +53,16 @@ class StubEngine:
         rows = rows_from_bytes(body)
         starts = rows.prefix_len + np.cumsum(rows.suffix_lens) - rows.suffix_lens
         values = rows.tokens[starts].astype(np.float32).tobytes()
-        return PartAnswer(PackedResult(Status.OK, values=values, forwards=1), 0)
+        return PartAnswer(
+            PackedResult(Status.OK, values=values, forwards=1, tokens_cached=self.cached), 0
+        )
 
 
 def fleet_of(count: int, *, extra_work: float | None = 9.0) -> tuple[Dispatcher, list[StubEngine]]:
     engines = [StubEngine() for _ in range(count)]
     loads = Loads()
     for number in range(count):
-        loads[str(number)] = ReplicaLoad(Speed(1e-3, 1e-2), time.monotonic())
+        loads[str(number)] = ReplicaLoad(SPEED, time.monotonic())
     carriers = {str(number): engine for number, engine in enumerate(engines)}
     return Dispatcher(carriers, loads, extra_work), engines
 
@@ -222,3 +225,18 @@ async def test_an_engine_that_answers_with_a_second_one_has_not_failed(
         assert_whole(await asking)
         health = [load.health(time.monotonic()) for load in dispatcher.loads.values()]
         assert health == [Health.UP, Health.UP]
+
+
+@pytest.mark.parametrize(("restarts", "asked"), [(False, [2, 0]), (True, [1, 1])])
+async def test_an_engine_that_has_restarted_has_no_prefix_any_more(
+    restarts: bool, asked: list[int]
+) -> None:
+    dispatcher, engines = fleet_of(2, extra_work=0.0)
+    engines[0].cached = ROWS.prefix_len
+    assert_whole(await dispatcher.answer(ROWS, OPTIONS))
+    if restarts:
+        dispatcher.loads["0"] = ReplicaLoad(SPEED, time.monotonic())
+    # This is less than the prefix saves.
+    dispatcher.loads["0"].reported(0.1, time.monotonic())
+    assert_whole(await dispatcher.answer(ROWS, OPTIONS))
+    assert [engine.asked for engine in engines] == asked

@@ -289,7 +289,8 @@ def test_silence_is_noticed_though_all_parts_are_cancelled_soon() -> None:
 
 
 def test_who_has_the_prefix_is_told_to_the_planner() -> None:
-    now = loads_of("a", "b").snapshot(0.0, with_prefix={"b"})
+    loads = loads_of("a", "b")
+    now = loads.snapshot(0.0, with_prefix={loads["b"]})
     assert [each.has_prefix for each in now.states.values()] == [False, True]
 
 
