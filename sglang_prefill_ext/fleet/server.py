@@ -33,7 +33,7 @@ from sglang_prefill_ext.grpc_frontend.settings import Listening
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.metrics.pauses import PauseMetrics
 from sglang_prefill_ext.process.collector import FROZEN_THRESHOLDS, Collector
-from sglang_prefill_ext.process.shared_port import bound
+from sglang_prefill_ext.process.ports import bound
 
 _ROLE = "fleet_router"
 
