@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from sglang_prefill_ext.fleet.health import Failures, Health
@@ -116,7 +117,10 @@ class ReplicaLoad:
         """Record that a part is not wanted any more, which says nothing about the replica."""
         self._pass(now_s)
         if ticket == next(iter(self._sent)):
-            self._excuse(now_s)
+            # The parts behind it were not computed meanwhile, so this time must not make them late.
+            spent_s = min(now_s - self._progress_s, self._next_answer_s)
+            self._progress_s += spent_s
+            self._unanswered_busy_s = max(0.0, self._unanswered_busy_s - spent_s)
         self._forget(ticket)
         if not self._sent:
             self._unanswered_busy_s = 0.0  # no answer will tell what this time was spent on
@@ -194,30 +198,19 @@ class ReplicaLoad:
         else:
             self._untold_busy_s += min(passed_s, others_s)
 
-    def _excuse(self, now_s: float) -> None:
-        """Count the time since the last progress as work at the oldest part, which is cancelled.
-
-        At most the expected time of that part is counted so. The parts behind it were not computed
-        meanwhile, so this time must not make them late.
-        """
-        spent_s = min(now_s - self._progress_s, self._next_answer_s)
-        self._progress_s += spent_s
-        self._unanswered_busy_s = max(0.0, self._unanswered_busy_s - spent_s)
-
     def _own_health(self, now_s: float) -> Health:
-        """Its health, apart from whether it is to leave."""
+        """Its health, apart from whether it is to leave.
+
+        It is suspect if its oldest part takes twice as long as expected, with others' work before.
+        """
         if self._failures.are_final:
             return Health.DOWN
-        if self._is_overdue(now_s) or now_s < self._failures.retry_s:
-            return Health.SUSPECT
-        return Health.UP
-
-    def _is_overdue(self, now_s: float) -> bool:
-        """Whether its oldest part takes twice as long as expected, with others' work before it."""
-        if not self._sent:
-            return False
-        expected_s = self._next_answer_s + self._others_at(self._progress_s)
-        return now_s - self._progress_s > 2 * expected_s + _GRACE_S
+        silent_s, patience_s = now_s - self._progress_s, math.inf
+        if self._sent:
+            expected_s = self._next_answer_s + self._others_at(self._progress_s)
+            patience_s = 2 * expected_s + _GRACE_S
+        may_work = silent_s <= patience_s and now_s >= self._failures.retry_s
+        return Health.UP if may_work else Health.SUSPECT
 
     def _others_at(self, time_s: float) -> float:
         """Work of others at a time: what was reported last, less the time that has passed since."""

@@ -25,7 +25,7 @@ from sglang_prefill_ext.border.tokenizer_manager.attached import AttachableEngin
 from sglang_prefill_ext.errors import ConfigError, PackingError, RequestError
 from sglang_prefill_ext.frontend.ask_processes import Turns
 from sglang_prefill_ext.frontend.options import RequestOptions, options_of
-from sglang_prefill_ext.frontend.worker import departure
+from sglang_prefill_ext.frontend.worker import until_departure
 from sglang_prefill_ext.sizing.model import ModelShape
 
 _UNREAD = 400  # for a client that has left, so nobody reads it
@@ -105,16 +105,10 @@ async def _answered(
         return Response(status_code=_UNREAD)
     except (PackingError, RequestError) as error:
         return refusal(error)
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(departure(request))
-    try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            return Response(status_code=_UNREAD)
-        return Response(carrier.encode(working.result()), media_type=carrier.MSGPACK)
-    finally:
-        working.cancel()
-        leaving.cancel()
+    answer = Response(status_code=_UNREAD)
+    async with until_departure(request):
+        answer = Response(carrier.encode(await work), media_type=carrier.MSGPACK)
+    return answer
 
 
 def offer_of(app: Any, manager: Any, engine: AttachableEngine) -> Offer:

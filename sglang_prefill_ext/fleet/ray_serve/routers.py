@@ -59,9 +59,8 @@ class RouterReplica:
 
     async def join(self, url: str) -> None:
         """Take note that an engine is there; the engine calls this every second."""
-        now_s = time.monotonic()
-        if now_s - self._left_s.get(url, -_SILENT_S) >= _SILENT_S:  # else sent before it left
-            self._heard_s[url] = now_s
+        if url not in self._left_s:  # else sent before it left
+            self._heard_s[url] = time.monotonic()
             self._say()
 
     async def leave(self, url: str) -> None:
@@ -120,10 +119,13 @@ class RouterReplica:
 
     async def _watch(self) -> None:
         while True:
-            now_s = time.monotonic()
-            for url in [u for u, heard_s in self._heard_s.items() if heard_s < now_s - _SILENT_S]:
+            oldest_s = time.monotonic() - _SILENT_S
+            for url in [url for url, heard_s in self._heard_s.items() if heard_s < oldest_s]:
                 logger.warning("Engine %s is forgotten: no report for %g s.", url, _SILENT_S)
                 del self._heard_s[url]
+            self._left_s = {
+                url: left_s for url, left_s in self._left_s.items() if left_s > oldest_s
+            }
             with contextlib.suppress(Exception):  # it fails while Serve's controller restarts
                 self._deployment = await asyncio.to_thread(_states)
             self._say()
