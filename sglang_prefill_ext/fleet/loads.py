@@ -48,16 +48,16 @@ class Loads(dict[str, ReplicaLoad]):
         Args:
             with_prefix: the replicas that have the prefix of the request.
         """
-        healths = [each.health(now_s) for each in self.values()]
-        wanted = Health.UP if Health.UP in healths else Health.SUSPECT
+        healths = {name: load.health(now_s) for name, load in self.items()}
+        wanted = Health.UP if Health.UP in healths.values() else Health.SUSPECT
         states = {
             name: ReplicaState(
-                each.outstanding_s(now_s),
-                each.current_speed,
-                each in with_prefix,
-                health is wanted,
+                load.outstanding_s(now_s),
+                load.current_speed,
+                has_prefix=load in with_prefix,
+                available=healths[name] is wanted,
             )
-            for (name, each), health in zip(self.items(), healths, strict=True)
+            for name, load in self.items()
         }
         return Snapshot(states, self._utilisation(states, now_s))
 
