@@ -36,7 +36,7 @@ class Fleet:
     """Engines that answer alike, behind one `Session`; `set_engines` says which there are.
 
     Args:
-        on_session: called with every new session.
+        on_session: called with every new session; with None if it cannot be made.
 
     Attributes:
         replicas: by URL; one that leaves stays among them while it has work from this router.
@@ -50,7 +50,7 @@ class Fleet:
         *,
         api_key: str = "",
         extra_work: float | None = None,
-        on_session: Callable[[Session], None] = lambda _: None,
+        on_session: Callable[[Session | None], None] = lambda _: None,
     ) -> None:
         self._metrics = metrics
         self._api_key = api_key
@@ -61,6 +61,7 @@ class Fleet:
         self.dispatcher = Dispatcher(self.replicas, self.loads, extra_work)
         self._selection = Selection(self.replicas, self.loads, self._begin_session)
         self._session: Session | None = None
+        self._why = NO_ENGINE
         self.whole = WholeRequests(self.replicas, self.loads)
         self._calls: Calls
         self.http: aiohttp.ClientSession
@@ -78,10 +79,10 @@ class Fleet:
         """The session of the front ends of this process with the engines.
 
         Raises:
-            EngineUnavailableError: no engine has answered yet.
+            EngineUnavailableError: no engine has answered yet, or there can be none.
         """
         if self._session is None:
-            raise EngineUnavailableError(NO_ENGINE)
+            raise EngineUnavailableError(self._why)
         return self._session
 
     @property
@@ -174,9 +175,17 @@ class Fleet:
     def _begin_session(self, offer: Offer) -> None:
         self._end_session("The fleet serves another model now. Try again.")
         calls = self._calls = Calls(self.dispatcher, self.whole)
-        session = Session(offer.facts, calls.take_rows, calls.take, self._metrics)
-        calls.session = self._session = session
-        self._on_session(session)
+        self._session = None
+        try:
+            self._session = Session(offer.facts, calls.take_rows, calls.take, self._metrics)
+            calls.session = self._session
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # also a panic in Rust
+            why = f"{type(error).__name__}: {error}"
+            self._why = f"This router cannot serve the engines of {offer.facts.model} ({why})."
+            logger.error("%s Requests go whole to one engine.", self._why)
+        self._on_session(self._session)
 
     def _end_session(self, why: str) -> None:
         if self._session is not None:

@@ -64,10 +64,10 @@ class Router:
             "/metrics": lambda _request: metrics_page(),
         }
 
-    def begin(self, session: Session) -> None:
-        """Serve the routes for a new session with the engines."""
-        assert self._fleet.offer is not None, "a session is that of an offer"
-        self._routes = DividedRoutes(self._fleet.offer, session)
+    def begin(self, session: Session | None) -> None:
+        """Serve the routes for a new session with the engines; without one, divide nothing."""
+        offer = self._fleet.offer
+        self._routes = DividedRoutes(offer, session) if offer and session else None
 
     async def __call__(self, scope: Any, receive: Any, send: _Send) -> None:
         if scope["type"] == "http":

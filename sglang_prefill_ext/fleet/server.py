@@ -58,7 +58,7 @@ async def serve(settings: Settings, api_key: str) -> None:
     metrics = FrontendMetrics(labels)
     collector = Collector(_ROLE, PauseMetrics(labels | {"role": _ROLE}))
 
-    def on_session(session: Session) -> None:
+    def on_session(session: Session | None) -> None:
         router.begin(session)
         collector.freeze_anew(FROZEN_THRESHOLDS)
 
