@@ -11,6 +11,7 @@ import numpy as np
 from sglang_prefill_ext.fleet.loads import Loads
 from sglang_prefill_ext.fleet.planning.cost import RowCosts, Rows, Speed
 from sglang_prefill_ext.fleet.planning.planner import ReplicaState, allowed_extra_work, plan
+from sglang_prefill_ext.fleet.replica_load import ReplicaLoad
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,7 +125,7 @@ class Planned:
     def __init__(self, replicas: int, speed: Speed) -> None:
         self.loads, self._speed = Loads(), speed
         for replica in range(replicas):
-            self.loads.add(str(replica), speed, 0.0)
+            self.loads[str(replica)] = ReplicaLoad(speed, 0.0)
 
     def send(self, costs: RowCosts, now_s: float) -> list[Sending]:
         now = self.loads.snapshot(now_s)
@@ -132,16 +133,16 @@ class Planned:
         sent = []
         for part in plan(costs, states, extra_work=allowed_extra_work(now.utilisation)):
             name, cost_s = names[part.replica], costs.part_s(states[part.replica].speed, part.rows)
-            ticket = self.loads.sent(name, cost_s, now_s)
+            ticket = self.loads[name].sent(cost_s, now_s)
             sent.append(Sending(int(name), part.rows, ticket))
         return sent
 
     def ended(self, part: Sending, now_s: float, *, ok: bool) -> None:
-        self.loads.ended(part.ticket, now_s, ok)
+        self.loads[str(part.replica)].ended(part.ticket, now_s, ok)
 
     def revived(self, replica: int, now_s: float) -> None:
-        self.loads.remove(str(replica))
-        self.loads.add(str(replica), self._speed, now_s)
+        self.loads.pop(str(replica))
+        self.loads[str(replica)] = ReplicaLoad(self._speed, now_s)
 
 
 class Oracle:

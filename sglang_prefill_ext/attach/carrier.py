@@ -21,7 +21,7 @@ import msgspec
 
 from sglang_prefill_ext import __version__
 from sglang_prefill_ext.attach.messages import Facts, Stock, StockAnswer, StockError
-from sglang_prefill_ext.errors import EngineUnavailableError, PackingError
+from sglang_prefill_ext.errors import EngineUnavailableError, PackingError, PrefillExtError
 from sglang_prefill_ext.frontend.packed_path import EncoderTraits
 from sglang_prefill_ext.wire.packed import PackedResult
 
@@ -107,7 +107,6 @@ class _Versioned(msgspec.Struct, frozen=True):
 encode = msgspec.msgpack.Encoder().encode
 _decode_version = msgspec.msgpack.Decoder(_Versioned).decode
 _decode_state = msgspec.msgpack.Decoder(EngineState).decode
-_calls: msgspec.msgpack.Decoder[Stock] = msgspec.msgpack.Decoder(Stock)
 
 
 def fingerprint_of(offer: Offer) -> str:
@@ -130,30 +129,23 @@ def state_from(body: bytes) -> EngineState:
     raise EngineUnavailableError(f"It cannot be used: {why}.")
 
 
-def call_from(body: bytes) -> Stock:
-    """Read a call.
-
-    Raises:
-        PackingError: it cannot be read.
-    """
-    try:
-        return _calls.decode(body)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise PackingError(f"a call cannot be read ({error})") from error
-
-
-def _reader(kind: Any) -> Callable[[bytes], Any]:
-    """Return what decodes answers of a kind, or raises EngineUnavailableError."""
+def _reader(kind: Any, error: type[PrefillExtError], text: str) -> Callable[[bytes], Any]:
+    """Return what decodes messages of a kind, or raises the error, whose text has the reason."""
     decode = msgspec.msgpack.Decoder(kind).decode
 
     def read(body: bytes) -> Any:
         try:
             return decode(body)
-        except msgspec.DecodeError as error:
-            raise EngineUnavailableError(f"An answer cannot be read ({error}).") from error
+        except (msgspec.DecodeError, RecursionError) as reason:
+            raise error(text.format(reason)) from reason
 
     return read
 
 
-answer_from: Callable[[bytes], PartAnswer] = _reader(PartAnswer)
-call_answer_from: Callable[[bytes], StockAnswer | StockError] = _reader(StockAnswer | StockError)
+call_from: Callable[[bytes], Stock] = _reader(Stock, PackingError, "a call cannot be read ({})")
+
+_UNREAD = EngineUnavailableError, "An answer cannot be read ({})."
+answer_from: Callable[[bytes], PartAnswer] = _reader(PartAnswer, *_UNREAD)
+call_answer_from: Callable[[bytes], StockAnswer | StockError] = _reader(
+    StockAnswer | StockError, *_UNREAD
+)

@@ -19,10 +19,9 @@ from sglang_prefill_ext.attach.address import stranger_at
 from sglang_prefill_ext.attach.mailbox import Mailbox, socket_of
 from sglang_prefill_ext.attach.session import Session
 from sglang_prefill_ext.errors import EngineUnavailableError
-from sglang_prefill_ext.frontend.exchange import unique_name
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.metrics import FrontendMetrics
-from sglang_prefill_ext.process.collector import Collector, GcAction, GcReport
+from sglang_prefill_ext.process.collector import Collector, GcReport
 from sglang_prefill_ext.wire.packed import PackedRows, to_bytes
 
 logger = logging.getLogger(__name__)
@@ -183,11 +182,7 @@ class EngineConnection:
             self._give_up(f"This front end cannot serve the engine of {facts.model} ({why}).")
             return
         self._failures = 0
-        # Frozen objects are never freed, so those of the previous session are unfrozen first.
-        for action in (GcAction.UNFREEZE, GcAction.FREEZE):
-            self._collect_garbage(
-                messages.GcCall(unique_name("attached-"), action, facts.gc_thresholds)
-            )
+        self._collector.freeze_anew(facts.gc_thresholds)
         self._attached.set()
         logger.info("Attached to the engine of %s.", facts.model)
         self._on_change(self._session)

@@ -198,7 +198,7 @@ class HttpConnections:
             async with asyncio.timeout(_CONNECT_S):
                 opening = loop.create_connection(HttpConnection, host, port, ssl=self._tls)
                 return (await opening)[1]
-        except OSError as error:  # also TimeoutError, and those of TLS
+        except (OSError, UnicodeError) as error:  # also TimeoutError, and those of TLS
             why = str(error) or f"no connection within {_CONNECT_S:g} s"
             raise EngineUnavailableError(why) from error
 

@@ -7,8 +7,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from sglang_prefill_ext.attach.carrier import PartAnswer
@@ -17,6 +15,7 @@ from sglang_prefill_ext.fleet.loads import NO_ENGINE, Loads
 from sglang_prefill_ext.fleet.planning.cost import RowCosts, Rows
 from sglang_prefill_ext.fleet.planning.planner import ReplicaState
 from sglang_prefill_ext.fleet.replica import Replica
+from sglang_prefill_ext.fleet.replica_load import ReplicaLoad
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows, to_bytes
 from sglang_prefill_ext.wire.parts import take_rows
@@ -34,39 +33,51 @@ _LOOK_S = 0.2
 """How often it is checked whether an unanswered part is late."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+Choice: TypeAlias = tuple[str, ReplicaState]
+
+
 class RowsPart:
     """The rows for one replica, and their bytes.
 
-    Attributes:
+    Args:
+        rows: the whole request.
+        costs: of all its rows.
+        numbers: indices of the rows of this part.
         number, of: which part of how many.
-        numbers: indices of its rows in the request.
-        costs: of all rows of the request.
-        tokens: how many tokens the part has.
     """
 
-    number: int
-    of: int
-    numbers: Rows
-    costs: RowCosts
-    body: bytes
-    tokens: int
-
-    @classmethod
-    def made(
-        cls, rows: PackedRows, costs: RowCosts, numbers: Rows, number: int, of: int
-    ) -> RowsPart:
+    def __init__(
+        self, rows: PackedRows, costs: RowCosts, numbers: Rows, number: int, of: int
+    ) -> None:
         taken = take_rows(rows, numbers)
-        body = to_bytes(taken)
-        return cls(number, of, numbers, costs, body, len(taken.tokens))
+        self.body, self.tokens = to_bytes(taken), len(taken.tokens)
+        self.numbers = numbers
+        self._costs = costs
+        self._which = "" if of == 1 else f"Part {number + 1} of {of} ({len(numbers)} rows, at "
+
+    def cost_s(self, state: ReplicaState) -> float:
+        return self._costs.part_s(state.speed, self.numbers, prefix_cached=state.has_prefix)
+
+    def soonest(self, choices: list[Choice]) -> Choice | None:
+        """Return the replica where the part is done first; None if there is none."""
+
+        def end_s(choice: Choice) -> float:
+            return choice[1].outstanding_s + self.cost_s(choice[1])
+
+        return min(choices, key=end_s, default=None)
+
+    def named(self, replica: str, result: PackedResult) -> PackedResult:
+        """Return the result; a message that is for the user names the part."""
+        if not self._which or result.status not in _NAMED:
+            return result
+        message = f"{self._which}{replica}): {result.message}"
+        return PackedResult(result.status, message, retry_after_s=result.retry_after_s)
 
 
 class _Attempt(NamedTuple):
     replica: str
+    load: ReplicaLoad
     ticket: int
-
-
-Choice: TypeAlias = tuple[str, ReplicaState]
 
 
 class Attempts:
@@ -83,42 +94,37 @@ class Attempts:
         self.counts: Counter[str] = Counter()
         self._replicas = replicas
         self._loads = loads
-        self._own_tokens: Counter[str] = Counter()
-
-    def others_tokens(self, replica: str, told: int) -> int:
-        """How many of the `told` tokens that a replica has did not come from this router."""
-        return max(0, told - self._own_tokens[replica])
 
     async def ask(
         self, part: RowsPart, first: str, state: ReplicaState, options: RequestOptions
     ) -> PackedResult:
         """Have one part served, and return the first good answer, or the last bad one."""
         running: dict[asyncio.Task[PartAnswer], _Attempt] = {}
-        tried: list[str] = []
 
         def begin(replica: str, state: ReplicaState) -> None:
-            tried.append(replica)
-            attempt = self._send(part, replica, state)
+            load = self._loads[replica]
+            ticket = load.sent(part.cost_s(state), time.monotonic(), part.tokens)
             task = asyncio.ensure_future(self._replicas[replica].ask(part.body, options))
-            running[task] = attempt
+            running[task] = _Attempt(replica, load, ticket)
+            self.counts["parts"] += 1
 
         if first not in self._loads:  # it has gone since this was planned
-            choice = min(self._choices(), key=partial(_end_s, part), default=None)
+            choice = part.soonest(self._choices())
             if choice is None:
-                return _named(part, first, PackedResult(Status.UNREACHABLE, NO_ENGINE))
+                return part.named(first, PackedResult(Status.UNREACHABLE, NO_ENGINE))
             first, state = choice
         begin(first, state)
+        other: Choice | None = None
         try:
             while True:
                 done, _ = await asyncio.wait(
                     running, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED
                 )
-                for task in done:
-                    result = self._ended(part, running.pop(task), task)
+                for result in [self._ended(part, running.pop(task), task) for task in done]:
                     if result.status not in _AGAIN:
                         return result
                     last = result
-                if len(tried) == 1:
+                if other is None:
                     other = self._sooner(part, first) if running else self._other(part, last, first)
                     if other is not None:
                         self.counts["asked_twice" if running else "retried"] += 1
@@ -128,45 +134,30 @@ class Attempts:
         finally:
             for task, attempt in running.items():
                 task.cancel()
-                self._give_up(part, attempt)
-
-    def _send(self, part: RowsPart, replica: str, state: ReplicaState) -> _Attempt:
-        cost_s = part.costs.part_s(state.speed, part.numbers, prefix_cached=state.has_prefix)
-        ticket = self._loads.sent(replica, cost_s, time.monotonic())
-        self.counts["parts"] += 1
-        self._own_tokens[replica] += part.tokens
-        return _Attempt(replica, ticket)
+                now_s, (_, load, ticket) = time.monotonic(), attempt
+                (load.given_up if load.is_late(now_s) else load.cancelled)(ticket, now_s)
 
     def _ended(
         self, part: RowsPart, attempt: _Attempt, task: asyncio.Task[PartAnswer]
     ) -> PackedResult:
         """Record how an attempt has ended; an error in its result names the part."""
-        now_s, (replica, ticket) = time.monotonic(), attempt
-        self._own_tokens[replica] -= part.tokens
+        now_s, (replica, load, ticket) = time.monotonic(), attempt
         try:
             answer = task.result()
         except EngineUnavailableError as error:
-            self._loads.ended(ticket, now_s, ok=False)
+            load.ended(ticket, now_s, ok=False)
             logger.warning("Engine %s: %s", replica, error)
-            return _named(part, replica, PackedResult(Status.UNREACHABLE, str(error)))
+            return part.named(replica, PackedResult(Status.UNREACHABLE, str(error)))
         except Exception as error:  # a defect of ours, not a failure of the replica
-            self._loads.cancelled(ticket, now_s)
+            load.cancelled(ticket, now_s)
             logger.exception("A part of a request could not be served")
             why = f"{type(error).__name__}: {error}"
-            return _named(part, replica, PackedResult(Status.FAILED, why))
+            return part.named(replica, PackedResult(Status.FAILED, why))
         if answer.result.status is Status.REJECTED:
-            self._loads.cancelled(ticket, now_s)  # it is full, not broken
+            load.cancelled(ticket, now_s)  # it is full, not broken
         else:
-            self._loads.ended(ticket, now_s, ok=True)
-        return _named(part, replica, answer.result)
-
-    def _give_up(self, part: RowsPart, attempt: _Attempt) -> None:
-        now_s, (replica, ticket) = time.monotonic(), attempt
-        self._own_tokens[replica] -= part.tokens
-        if replica in self._loads and self._loads.is_late(replica, now_s):
-            self._loads.given_up(ticket, now_s)
-        else:
-            self._loads.cancelled(ticket, now_s)
+            load.ended(ticket, now_s, ok=True)
+        return part.named(replica, answer.result)
 
     def _other(self, part: RowsPart, last: PackedResult, tried: str) -> Choice | None:
         """Choose the replica that is asked again for a part that failed; None if there is none.
@@ -178,31 +169,18 @@ class Attempts:
         others = [each for each in choices if each[0] != tried]
         if not others and last.status is Status.UNREACHABLE:
             others = choices
-        return min(others, key=partial(_end_s, part), default=None)
+        return part.soonest(others)
 
     def _sooner(self, part: RowsPart, tried: str) -> Choice | None:
         """Choose a replica to ask as well, if that of a part is late or gone and others are up."""
-        if not self._loads.is_late(tried, time.monotonic()):
+        load = self._loads.get(tried)
+        if load is not None and not load.is_late(time.monotonic()):
             return None
         choices = self._choices()
         if any(name == tried for name, _ in choices):
             return None  # the late one is still available, so no replica is up
-        return min(choices, key=partial(_end_s, part), default=None)
+        return part.soonest(choices)
 
     def _choices(self) -> list[Choice]:
         states = self._loads.snapshot(time.monotonic()).states
         return [each for each in states.items() if each[1].available]
-
-
-def _named(part: RowsPart, replica: str, result: PackedResult) -> PackedResult:
-    if part.of == 1 or result.status not in _NAMED:
-        return result
-    which = f"Part {part.number + 1} of {part.of} ({len(part.numbers)} rows, at {replica})"
-    return PackedResult(
-        result.status, f"{which}: {result.message}", retry_after_s=result.retry_after_s
-    )
-
-
-def _end_s(part: RowsPart, choice: Choice) -> float:
-    state = choice[1]
-    return state.outstanding_s + part.costs.part_s(state.speed, part.numbers)

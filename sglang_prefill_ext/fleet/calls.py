@@ -19,26 +19,27 @@ logger = logging.getLogger(__name__)
 
 
 class Calls:
-    """Takes the calls that a session sends to its engine; here, that is the whole fleet."""
+    """Takes the calls that a session sends to its engine; here, that is the whole fleet.
+
+    Attributes:
+        session: set before it sends anything.
+    """
+
+    session: Session
 
     def __init__(self, dispatcher: Dispatcher, whole: WholeRequests) -> None:
         self._dispatcher = dispatcher
         self._whole = whole
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    def __len__(self) -> int:
-        return len(self._tasks)
-
-    def take_rows(
-        self, session: Session, rid: str, rows: PackedRows, options: RequestOptions
-    ) -> None:
+    def take_rows(self, rid: str, rows: PackedRows, options: RequestOptions) -> None:
         """Serve rows of the session."""
-        self._begin(rid, self._serve(session, rid, rows, options))
+        self._begin(rid, self._serve(rid, rows, options))
 
-    def take(self, session: Session, message: Stock | Abort) -> None:
+    def take(self, message: Stock | Abort) -> None:
         """Serve another call of the session, or end one."""
         if not isinstance(message, Abort):
-            self._begin(message.rid, self._hand_on(session, message))
+            self._begin(message.rid, self._hand_on(message))
         elif (task := self._tasks.get(message.rid)) is not None:
             task.cancel()
 
@@ -50,21 +51,19 @@ class Calls:
         task = self._tasks[rid] = asyncio.ensure_future(work)
         task.add_done_callback(lambda _: self._tasks.pop(rid, None))
 
-    async def _serve(
-        self, session: Session, rid: str, rows: PackedRows, options: RequestOptions
-    ) -> None:
+    async def _serve(self, rid: str, rows: PackedRows, options: RequestOptions) -> None:
         try:
             result = await self._dispatcher.answer(rows, options)
         except Exception as error:
             logger.exception("A packed request could not be divided")
             result = PackedResult(Status.FAILED, f"{type(error).__name__}: {error}")
-        session.deliver(RowsAnswer(rid, result))
+        self.session.deliver(RowsAnswer(rid, result))
 
-    async def _hand_on(self, session: Session, call: Stock) -> None:
+    async def _hand_on(self, call: Stock) -> None:
         try:
-            session.deliver(await self._whole.served(lambda replica: replica.call(call)))
+            self.session.deliver(await self._whole.served(lambda replica: replica.call(call)))
         except EngineUnavailableError as error:
-            session.end_stock(call.rid, error)
+            self.session.end_stock(call.rid, error)
         except Exception as error:
             logger.exception("A call could not be handed on")
-            session.end_stock(call.rid, PackedForwardError(f"{type(error).__name__}: {error}"))
+            self.session.end_stock(call.rid, PackedForwardError(f"{type(error).__name__}: {error}"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import tempfile
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -13,14 +12,13 @@ import typer
 
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.fleet.settings import (
-    API_KEY_VARIABLE,
     Engines,
     Settings,
     engine_urls,
     reserved_ports,
+    router_command,
 )
-from sglang_prefill_ext.process.children import module_command
-from sglang_prefill_ext.process.shared_port import joined
+from sglang_prefill_ext.process.ports import joined
 from sglang_prefill_ext.process.supervisor import supervise
 
 logger = logging.getLogger(__name__)
@@ -157,13 +155,11 @@ def _over_running(
         reserved_ports(settings) as settings,
         tempfile.TemporaryDirectory(prefix="prefill-fleet-") as own,
     ):
-        os.environ["PROMETHEUS_MULTIPROC_DIR"] = own
-        os.environ[API_KEY_VARIABLE] = api_key
+        command = router_command(settings, api_key, own)
         where = joined(settings.host, settings.port)
         if settings.grpc_port is not None:
             where += f", gRPC at {joined(settings.host, settings.grpc_port)}"
         logger.info("Listening at %s; routers: %d, engines: %d.", where, processes, len(urls))
-        command = module_command("sglang_prefill_ext.fleet.server", settings.to_json())
         said = Engines(urls).to_line()
         asyncio.run(supervise(command, processes, grace_s=settings.grace_s, said=said))
 

@@ -13,6 +13,7 @@ from sglang_prefill_ext.fleet.loads import NO_ENGINE, Loads
 from sglang_prefill_ext.fleet.planning.cost import RowCosts
 from sglang_prefill_ext.fleet.planning.planner import allowed_extra_work, plan
 from sglang_prefill_ext.fleet.replica import Replica
+from sglang_prefill_ext.fleet.replica_load import ReplicaLoad
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.worker import within
 from sglang_prefill_ext.shared_device.balance import Homes
@@ -43,7 +44,7 @@ class Dispatcher:
         self.loads = loads
         self.attempts = Attempts(replicas, loads)
         self._extra_work = extra_work
-        self._homes: Homes[frozenset[str]] = Homes()
+        self._homes: Homes[frozenset[ReplicaLoad]] = Homes()
 
     async def answer(self, rows: PackedRows, options: RequestOptions) -> PackedResult:
         """Serve a request; errors become a result, too. No part of it is under way afterwards."""
@@ -61,26 +62,26 @@ class Dispatcher:
         key = _prefix_key(rows)
         home = (key and self._homes.get(key)) or frozenset()
         snapshot = self.loads.snapshot(time.monotonic(), home)
-        allowed = self._extra_work
-        if allowed is None:
-            allowed = allowed_extra_work(snapshot.utilisation)
-        extra_work = allowed if is_divisible(rows) else _WHOLE
+        extra_work = self._extra_work if is_divisible(rows) else _WHOLE
+        if extra_work is None:
+            extra_work = allowed_extra_work(snapshot.utilisation)
         choices = list(snapshot.states.items())
         planned = plan(costs, [state for _, state in choices], extra_work=extra_work)
         if not planned:
             raise EngineUnavailableError(NO_ENGINE)
-        parts, firsts = [], []
-        for number, each in enumerate(planned):
-            parts.append(RowsPart.made(rows, costs, each.rows, number, len(planned)))
-            firsts.append(choices[each.replica])
+        firsts = [choices[each.replica] for each in planned]
+        home |= {self.loads[name] for name, _ in firsts}
+        parts = [
+            RowsPart(rows, costs, each.rows, number, len(planned))
+            for number, each in enumerate(planned)
+        ]
         self.attempts.counts["requests"] += 1
         self.attempts.counts["divided"] += len(parts) > 1
         answers = await self._all(parts, firsts, options)
-        bad = [each for each in answers if each.status is not Status.OK]
-        if bad:
-            return bad[0]
+        if answers[0].status is not Status.OK:
+            return answers[0]
         if key and answers[0].tokens_cached:
-            self._homes.remember(key, home | {name for name, _ in firsts})
+            self._homes.remember(key, home.intersection(self.loads.values()))
         return join_results(rows, list(zip([each.numbers for each in parts], answers, strict=True)))
 
     async def _all(

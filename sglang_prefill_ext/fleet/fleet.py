@@ -10,14 +10,14 @@ from typing import Any
 
 import aiohttp
 
-from sglang_prefill_ext.attach.carrier import EngineState, Offer
+from sglang_prefill_ext.attach.carrier import Offer
 from sglang_prefill_ext.attach.session import Session
 from sglang_prefill_ext.errors import EngineUnavailableError
 from sglang_prefill_ext.fleet.calls import Calls
 from sglang_prefill_ext.fleet.dispatch import Dispatcher
 from sglang_prefill_ext.fleet.loads import NO_ENGINE, Loads
 from sglang_prefill_ext.fleet.proxy import http_session
-from sglang_prefill_ext.fleet.replica import Replica, keep_asking
+from sglang_prefill_ext.fleet.replica import BEAT_S, Replica
 from sglang_prefill_ext.fleet.selection import Selection
 from sglang_prefill_ext.fleet.settings import Engines
 from sglang_prefill_ext.fleet.whole import WholeRequests
@@ -36,7 +36,7 @@ class Fleet:
     """Engines that answer alike, behind one `Session`; `set_engines` says which there are.
 
     Args:
-        on_session: called with every new session.
+        on_session: called with every new session; with None if it cannot be made.
 
     Attributes:
         replicas: by URL; one that leaves stays among them while it has work from this router.
@@ -50,7 +50,7 @@ class Fleet:
         *,
         api_key: str = "",
         extra_work: float | None = None,
-        on_session: Callable[[Session], None] = lambda _: None,
+        on_session: Callable[[Session | None], None] = lambda _: None,
     ) -> None:
         self._metrics = metrics
         self._api_key = api_key
@@ -59,11 +59,11 @@ class Fleet:
         self.deployment: dict[str, int] = {}
         self.loads = Loads()
         self.dispatcher = Dispatcher(self.replicas, self.loads, extra_work)
-        attempts = self.dispatcher.attempts
-        self._selection = Selection(self.replicas, self.loads, attempts, self._begin_session)
+        self._selection = Selection(self.replicas, self.loads, self._begin_session)
         self._session: Session | None = None
+        self._why = NO_ENGINE
         self.whole = WholeRequests(self.replicas, self.loads)
-        self._calls = Calls(self.dispatcher, self.whole)
+        self._calls: Calls
         self.http: aiohttp.ClientSession
         self._watching: dict[str, asyncio.Task[None]] = {}
         self._leaving: dict[str, asyncio.Task[None]] = {}
@@ -79,16 +79,16 @@ class Fleet:
         """The session of the front ends of this process with the engines.
 
         Raises:
-            EngineUnavailableError: no engine has answered yet.
+            EngineUnavailableError: no engine has answered yet, or there can be none.
         """
         if self._session is None:
-            raise EngineUnavailableError(NO_ENGINE)
+            raise EngineUnavailableError(self._why)
         return self._session
 
     @property
     def in_flight(self) -> int:
         """Calls of front ends of this process that are under way."""
-        return len(self._calls)
+        return 0 if self._session is None else self._session.in_flight
 
     def tokenizer_status(self) -> dict[str, Any]:
         """Status of what encodes texts here; empty if the engines do."""
@@ -104,9 +104,7 @@ class Fleet:
             finally:
                 for task in [*self._watching.values(), *self._leaving.values()]:
                     task.cancel()
-                self._calls.cancel()
-                if self._session is not None:
-                    self._session.close("This router is going down. Try again elsewhere.")
+                self._end_session("This router is going down. Try again elsewhere.")
                 for replica in self.replicas.values():
                     replica.connections.close()
 
@@ -127,21 +125,39 @@ class Fleet:
                 self._leaving[url].cancel()
                 self._forget(url)
             replica = self.replicas[url] = Replica(url, self._api_key)
-            asking = keep_asking(replica, self._take_state, self._take_silence)
-            self._watching[url] = asyncio.ensure_future(asking)
+            self._watching[url] = asyncio.ensure_future(self._watch(replica))
         self._selection.choose()
         self._note_heard()
+
+    async def _watch(self, replica: Replica) -> None:
+        """Ask an engine for its state, every `BEAT_S`, until cancelled."""
+        while True:
+            try:
+                await self._ask_state(replica)
+            except Exception:
+                logger.exception("The state of engine %s cannot be processed", replica.url)
+            replica.heard = True
+            self._note_heard()
+            await asyncio.sleep(BEAT_S)
+
+    async def _ask_state(self, replica: Replica) -> None:
+        try:
+            state = await replica.state()
+        except EngineUnavailableError as error:
+            self._selection.take_silence(replica, error)
+        else:
+            self._selection.take_state(replica, state)
 
     async def _see_off(self, leaving: Replica) -> None:
         url = leaving.url
         while True:
             await asyncio.sleep(_LEAVING_S)
-            if not leaving.whole and not (url in self.loads and self.loads.in_flight(url)):
+            if not leaving.whole and not (url in self.loads and self.loads[url].parts):
                 self._forget(url)
                 return
 
     def _forget(self, url: str) -> None:
-        self.loads.remove(url)
+        self.loads.pop(url, None)
         self.replicas.pop(url).connections.close()
         del self._leaving[url]
 
@@ -156,27 +172,25 @@ class Fleet:
         if not self.whole.available():
             logger.warning("No engine of the fleet can be used yet; requests get HTTP 503.")
 
-    def _take_state(self, replica: Replica, state: EngineState) -> None:
-        self._selection.take_state(replica, state)
-        replica.heard = True
-        self._note_heard()
-
-    def _take_silence(self, replica: Replica, error: EngineUnavailableError) -> None:
-        self._selection.take_silence(replica, error)
-        replica.heard = True
-        self._note_heard()
-
     def _begin_session(self, offer: Offer) -> None:
+        self._end_session("The fleet serves another model now. Try again.")
+        calls = self._calls = Calls(self.dispatcher, self.whole)
+        self._session = None
+        try:
+            self._session = Session(offer.facts, calls.take_rows, calls.take, self._metrics)
+            calls.session = self._session
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # also a panic in Rust
+            why = f"{type(error).__name__}: {error}"
+            self._why = f"This router cannot serve the engines of {offer.facts.model} ({why})."
+            logger.error("%s Requests go whole to one engine.", self._why)
+        self._on_session(self._session)
+
+    def _end_session(self, why: str) -> None:
         if self._session is not None:
             self._calls.cancel()
-            self._session.close("The fleet serves another model now. Try again.")
-        self._session = Session(
-            offer.facts,
-            lambda rid, rows, options: self._calls.take_rows(self.session, rid, rows, options),
-            lambda message: self._calls.take(self.session, message),
-            self._metrics,
-        )
-        self._on_session(self._session)
+            self._session.close(why)
 
     def _note_heard(self) -> None:
         if all(each.heard for each in self.replicas.values()):

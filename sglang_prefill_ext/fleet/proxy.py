@@ -18,7 +18,7 @@ from sglang_prefill_ext.errors import (
     RequestError,
 )
 from sglang_prefill_ext.frontend.options import TIMEOUT_HEADER, headers_from, options_of
-from sglang_prefill_ext.frontend.worker import departure
+from sglang_prefill_ext.frontend.worker import until_departure
 
 logger = logging.getLogger(__name__)
 
@@ -68,13 +68,8 @@ async def hand_on(
         DeadlineExceededError: the answer had not begun by the timeout that the client gave.
     """
     target = _target(url, request)
-    try:
-        async with asyncio.TaskGroup() as group:
-            answering = group.create_task(_answer(http, url, target, request, body, send))
-            leaving = group.create_task(_end_when_left(request, answering))
-            answering.add_done_callback(lambda _: leaving.cancel())
-    except* (EngineUnavailableError, DeadlineExceededError) as errors:
-        raise errors.exceptions[0] from None
+    async with until_departure(request):
+        await _answer(http, url, target, request, body, send)
 
 
 async def _answer(
@@ -127,11 +122,6 @@ async def _answer(
         if not begun:
             raise EngineUnavailableError(why) from error
         logger.warning("%s The answer that it had begun is cut off.", why)
-
-
-async def _end_when_left(request: Request, answering: asyncio.Task[None]) -> None:
-    await departure(request)
-    answering.cancel()
 
 
 def _target(url: str, request: Request) -> URL:

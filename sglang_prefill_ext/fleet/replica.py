@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 
 from sglang_prefill_ext.attach import carrier
 from sglang_prefill_ext.attach.carrier import EngineState, Offer, PartAnswer
@@ -12,8 +10,6 @@ from sglang_prefill_ext.attach.http_connections import Answer, HttpConnections
 from sglang_prefill_ext.attach.messages import Stock, StockAnswer, StockError
 from sglang_prefill_ext.errors import EngineUnavailableError
 from sglang_prefill_ext.frontend.options import RequestOptions, headers_from
-
-logger = logging.getLogger(__name__)
 
 BEAT_S = 1.0
 """How often an engine is asked for its state."""
@@ -86,22 +82,6 @@ class Replica:
     async def _post(self, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
         headers = {"content-type": carrier.MSGPACK, **headers}
         return await _content(self.connections.post(path, body, headers))
-
-
-async def keep_asking(
-    replica: Replica,
-    on_state: Callable[[Replica, EngineState], None],
-    on_silence: Callable[[Replica, EngineUnavailableError], None],
-) -> None:
-    """Ask an engine for its state, every `BEAT_S`, until cancelled."""
-    while True:
-        try:
-            on_state(replica, await replica.state())
-        except EngineUnavailableError as error:
-            on_silence(replica, error)
-        except Exception:
-            logger.exception("The state of engine %s cannot be processed", replica.url)
-        await asyncio.sleep(BEAT_S)
 
 
 async def _content(asking: Awaitable[Answer]) -> bytes:

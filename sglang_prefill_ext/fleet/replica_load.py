@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+import math
+from typing import NamedTuple
 
+from sglang_prefill_ext.fleet.health import Failures, Health
 from sglang_prefill_ext.fleet.planning.cost import Speed
 
 _RATIO_MEMORY_S = 0.25
@@ -20,69 +22,81 @@ the speed."""
 _GRACE_S = 0.5
 """Besides twice the expected time, how long a replica may be silent before it is suspect."""
 
-_RETRY_S = 1.0
-"""How long a replica gets no work after a first failure; twice as long after each further one."""
 
-_MOST_DOUBLINGS = 6  # of that
-
-_FAILURES_TO_DOWN = 3  # one after the other
-
-UNKNOWN = "unknown"
-"""Shown in place of a `Health` for a replica that has never answered."""
-
-
-class Health(StrEnum):
-    """Which work a replica may get.
-
-    UP: any. SUSPECT: only if no replica is up. DOWN: none. DRAINING: none, as it is to leave.
-    """
-
-    UP = "up"
-    SUSPECT = "suspect"
-    DOWN = "down"
-    DRAINING = "draining"
+class _Sent(NamedTuple):
+    cost: float
+    tokens: int
 
 
 class ReplicaLoad:
-    """What `Loads` keeps for one replica.
+    """The parts that one replica computes, and what they tell of it.
 
     Costs are in seconds at the speed that the replica was added with. `ratio` is how many times
     slower it has been recently: the time that it was busy with parts from here, divided by the cost
     of those that it has answered. The order of answers does not matter, so replicas may join and
     reorder waiting parts.
+
+    Attributes:
+        draining: it gets no more work, but may finish what it has.
     """
 
     def __init__(self, speed: Speed, now_s: float) -> None:
-        self.tickets: dict[int, float] = {}
         self.draining = False
         self.ratio = 1.0
         self._speed = self.current_speed = speed
+        self._sent: dict[int, _Sent] = {}
         self._outstanding = 0.0
         self._others_s, self._reported_s = 0.0, now_s
         self._seen_s = self._asked_s = self._progress_s = now_s
         self._unanswered_busy_s = self._untold_busy_s = 0.0
         self._recent_busy_s = self._recent_cost = _RATIO_MEMORY_S / 4
-        self._failed_parts = self._failed_probes = 0
+        self._failures = Failures()
         self._newest = self._newest_at_failure = -1
-        self._retry_s = now_s
 
-    def sent(self, ticket: int, cost_s: float, now_s: float) -> None:
+    @property
+    def parts(self) -> int:
+        """Parts that were sent there and have not come back."""
+        return len(self._sent)
+
+    @property
+    def tokens(self) -> int:
+        """Of these parts."""
+        return sum(each.tokens for each in self._sent.values())
+
+    def sent(self, cost_s: float, now_s: float, tokens: int = 0) -> int:
+        """Count a part that the replica has been sent.
+
+        Args:
+            cost_s: predicted seconds there, > 0, without the work that waits there.
+
+        Returns:
+            The ticket to end it with, by one of the next three methods.
+        """
         self._pass(now_s)
-        if not self.tickets:
+        if not self._sent:
             self._progress_s = now_s
-        self._newest = ticket
-        self.tickets[ticket] = cost_s / self.ratio
-        self._outstanding += self.tickets[ticket]
+        self._newest += 1
+        cost = cost_s / self.ratio
+        self._sent[self._newest] = _Sent(cost, tokens)
+        self._outstanding += cost
+        return self._newest
 
     def ended(self, ticket: int, now_s: float, ok: bool) -> None:
+        """Record that a part has come back.
+
+        Args:
+            ok: the replica has answered, even if with an error of the request itself. False if it
+                could not be reached, or refused. Other parts that it had at that time and that fail
+                as well count as the same failure.
+        """
         if not ok:
             self.cancelled(ticket, now_s)
             if ticket > self._newest_at_failure:  # else this is part of the last failure
                 self._newest_at_failure = self._newest
-                self._part_failed(now_s)
+                self._failures.add(now_s, parts=1)
             return
         self._pass(now_s)
-        longest = max(self.tickets.values())
+        longest = max(each.cost for each in self._sent.values())
         cost = self._forget(ticket)
         busy_s = min(self._unanswered_busy_s, _MOST_SURPRISE * longest * self.ratio)
         kept = 0.5 ** (busy_s / max(_RATIO_MEMORY_S, _RATIO_MEMORY_PARTS * longest))
@@ -92,43 +106,55 @@ class ReplicaLoad:
         self.ratio = self._recent_busy_s / self._recent_cost
         self.current_speed = self._speed.slowed(self.ratio)
         self._progress_s = now_s
-        self._recovered(now_s)
+        self._failures = Failures()
 
     def given_up(self, ticket: int, now_s: float) -> None:
+        """Record a failure: a part waited for too long, and another replica has answered it."""
         self.cancelled(ticket, now_s)
-        self._part_failed(now_s)
+        self._failures.add(now_s, parts=1)
 
     def cancelled(self, ticket: int, now_s: float) -> None:
+        """Record that a part is not wanted any more, which says nothing about the replica."""
         self._pass(now_s)
-        if ticket == next(iter(self.tickets)):
-            self._excuse(now_s)
+        if ticket == next(iter(self._sent)):
+            # The parts behind it were not computed meanwhile, so this time must not make them late.
+            spent_s = min(now_s - self._progress_s, self._next_answer_s)
+            self._progress_s += spent_s
+            self._unanswered_busy_s = max(0.0, self._unanswered_busy_s - spent_s)
         self._forget(ticket)
-        if not self.tickets:
+        if not self._sent:
             self._unanswered_busy_s = 0.0  # no answer will tell what this time was spent on
 
     def reported(self, others_s: float, now_s: float) -> None:
+        """Record how much work the replica has that did not come from here.
+
+        Args:
+            others_s: that work, in seconds at the speed that it was added with.
+        """
         self._pass(now_s)
         self._others_s, self._reported_s = others_s * self.ratio, now_s
 
     def probed(self, now_s: float, ok: bool) -> None:
+        """Record whether the replica answered a question that takes no work.
+
+        An answer brings back a replica that was down. Otherwise failures of parts still count.
+        """
         if not ok:
-            self._wait(now_s)
-            self._failed_probes += 1
-        elif self._is_down:
-            self._recovered(now_s)
+            self._failures.add(now_s, probes=1)
+        elif self._failures.are_final:
+            self._failures = Failures()
         else:
-            self._failed_probes = 0  # failures of parts still count
+            self._failures.probes = 0
 
     def health(self, now_s: float) -> Health:
-        return Health.DRAINING if self.draining else self.own_health(now_s)
+        return Health.DRAINING if self.draining else self._own_health(now_s)
 
-    def own_health(self, now_s: float) -> Health:
-        """Its health, apart from whether it is to leave."""
-        if self._is_down:
-            return Health.DOWN
-        if self._is_overdue(now_s) or now_s < self._retry_s:
-            return Health.SUSPECT
-        return Health.UP
+    def is_late(self, now_s: float) -> bool:
+        """Whether another replica should be asked as well for a part of this one.
+
+        It should if this one is not up. One that leaves may still be up.
+        """
+        return self._own_health(now_s) is not Health.UP
 
     def outstanding_s(self, now_s: float) -> float:
         """Predicted seconds until it has computed all that it has.
@@ -138,7 +164,7 @@ class ReplicaLoad:
         all work behind it is expected to take longer in proportion.
         """
         others_s = self._others_at(now_s)
-        if not self.tickets:
+        if not self._sent:
             return others_s
         silent_s, expected_s = now_s - self._progress_s, self._next_answer_s
         behind_s = self._outstanding * self.ratio - expected_s
@@ -156,7 +182,7 @@ class ReplicaLoad:
     @property
     def _next_answer_s(self) -> float:
         """Expected seconds of the oldest part."""
-        return next(iter(self.tickets.values())) * self.ratio
+        return next(iter(self._sent.values())).cost * self.ratio
 
     def _pass(self, now_s: float) -> None:
         """Account for the time since the last event.
@@ -166,53 +192,31 @@ class ReplicaLoad:
         passed_s, self._seen_s = now_s - self._seen_s, now_s
         own_s = self._outstanding * self.ratio
         others_s = self._others_at(now_s - passed_s)
-        if self.tickets:
+        if self._sent:
             self._unanswered_busy_s += passed_s * own_s / (own_s + others_s)
             self._untold_busy_s += passed_s
         else:
             self._untold_busy_s += min(passed_s, others_s)
 
-    def _excuse(self, now_s: float) -> None:
-        """Count the time since the last progress as work at the oldest part, which is cancelled.
+    def _own_health(self, now_s: float) -> Health:
+        """Its health, apart from whether it is to leave.
 
-        At most the expected time of that part is counted so. The parts behind it were not computed
-        meanwhile, so this time must not make them late.
+        It is suspect if its oldest part takes twice as long as expected, with others' work before.
         """
-        spent_s = min(now_s - self._progress_s, self._next_answer_s)
-        self._progress_s += spent_s
-        self._unanswered_busy_s = max(0.0, self._unanswered_busy_s - spent_s)
-
-    def _is_overdue(self, now_s: float) -> bool:
-        """Whether its oldest part takes twice as long as expected, with others' work before it."""
-        if not self.tickets:
-            return False
-        expected_s = self._next_answer_s + self._others_at(self._progress_s)
-        return now_s - self._progress_s > 2 * expected_s + _GRACE_S
+        if self._failures.are_final:
+            return Health.DOWN
+        silent_s, patience_s = now_s - self._progress_s, math.inf
+        if self._sent:
+            expected_s = self._next_answer_s + self._others_at(self._progress_s)
+            patience_s = 2 * expected_s + _GRACE_S
+        may_work = silent_s <= patience_s and now_s >= self._failures.retry_s
+        return Health.UP if may_work else Health.SUSPECT
 
     def _others_at(self, time_s: float) -> float:
         """Work of others at a time: what was reported last, less the time that has passed since."""
         return max(0.0, self._others_s - (time_s - self._reported_s))
 
     def _forget(self, ticket: int) -> float:
-        cost = self.tickets.pop(ticket)
-        self._outstanding = self._outstanding - cost if self.tickets else 0.0
+        cost = self._sent.pop(ticket).cost
+        self._outstanding = self._outstanding - cost if self._sent else 0.0
         return cost
-
-    @property
-    def _failures(self) -> int:
-        return self._failed_parts + self._failed_probes
-
-    @property
-    def _is_down(self) -> bool:
-        return self._failures >= _FAILURES_TO_DOWN
-
-    def _part_failed(self, now_s: float) -> None:
-        self._wait(now_s)
-        self._failed_parts += 1
-
-    def _wait(self, now_s: float) -> None:
-        self._retry_s = now_s + _RETRY_S * 2 ** min(self._failures, _MOST_DOUBLINGS)
-
-    def _recovered(self, now_s: float) -> None:
-        self._failed_parts = self._failed_probes = 0
-        self._retry_s = now_s

@@ -19,6 +19,7 @@ from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.options import decoded
 from sglang_prefill_ext.frontend.score.rerank import check_documents, rerank_prompts
+from sglang_prefill_ext.frontend.score.score_call import ScoreCall
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
 
@@ -45,15 +46,16 @@ def read_request(body: bytes) -> RerankBody | None:
     return read if read.documents and all(map(str.strip, texts)) else None
 
 
-class RerankPrompts:
-    """Renders prompts with a model's template, in a sandbox like SGLang's."""
+class Reranker:
+    """Makes scoring calls, with prompts by a model's template, in a sandbox like SGLang's."""
 
     def __init__(self, reranking: Reranking) -> None:
+        self._labels = [reranking.yes, reranking.no]
         environment = ImmutableSandboxedEnvironment(autoescape=False)
         self._template = environment.from_string(reranking.template)
 
-    def of(self, wanted: RerankBody, config: PrefillOnlyConfig) -> list[str]:
-        """Return one prompt a document.
+    def call(self, wanted: RerankBody, config: PrefillOnlyConfig, request: Any) -> ScoreCall:
+        """Return a call with one prompt a document.
 
         Raises:
             RequestError: there are too many documents, or the query is too long for so many.
@@ -62,9 +64,10 @@ class RerankPrompts:
         asked = wanted.query, wanted.documents, wanted.instruct
         check_documents(*asked, config)
         try:
-            return rerank_prompts(self._template, *asked)
+            prompts = rerank_prompts(self._template, *asked)
         except Exception as error:  # whatever a template raises
             raise StockPathTaken(StockReason.UNUSUAL_INPUT) from error
+        return ScoreCall(query="", items=prompts, label_token_ids=self._labels, request=request)
 
 
 def answer_body(wanted: RerankBody, scores: Sequence[Any]) -> bytes:

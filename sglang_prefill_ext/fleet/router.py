@@ -64,15 +64,13 @@ class Router:
             "/metrics": lambda _request: metrics_page(),
         }
 
-    def begin(self, session: Session) -> None:
-        """Serve the routes for a new session with the engines."""
-        assert self._fleet.offer is not None, "a session is that of an offer"
-        self._routes = DividedRoutes(self._fleet.offer, session)
+    def begin(self, session: Session | None) -> None:
+        """Serve the routes for a new session with the engines; without one, divide nothing."""
+        offer = self._fleet.offer
+        self._routes = DividedRoutes(offer, session) if offer and session else None
 
     async def __call__(self, scope: Any, receive: Any, send: _Send) -> None:
-        if scope["type"] == "lifespan":
-            await _live(receive, send)
-        elif scope["type"] == "http":
+        if scope["type"] == "http":
             await self._serve(Request(scope, receive), send)
         else:  # SGLang has no WebSockets that a router could hand on
             await receive()
@@ -162,11 +160,3 @@ def _error_response(error: PrefillExtError) -> Response:
     if isinstance(error, ServerBusyError):
         headers |= error.retry_header()
     return Response(msgspec.json.encode(body), status, headers, JSON)
-
-
-async def _live(receive: Any, send: _Send) -> None:
-    while True:
-        message = await receive()
-        await send({"type": f"{message['type']}.complete"})
-        if message["type"] == "lifespan.shutdown":
-            return

@@ -23,8 +23,6 @@ from sglang_prefill_ext.frontend.embed.embed_frontend import Embedded, EmbedFron
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.options import RequestOptions, opted_out, options_of
 from sglang_prefill_ext.frontend.score import score_body
-from sglang_prefill_ext.frontend.score.score_call import ScoreCall
-from sglang_prefill_ext.frontend.score.score_frontend import ScoreFrontend
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
 Answer: TypeAlias = Callable[[bytes, Request], Awaitable[bytes | None]]
@@ -52,15 +50,16 @@ class DividedRoutes:
         self._answers = session.path.answers
         self.answers: dict[str, Answer] = {}
         if offer.facts.is_generation:
-            self._scoring = ScoreFrontend(session.path)
+            self._scoring = session.scoring
             self.answers["/v1/score"] = self._score
             if offer.reranking is not None:
-                self._prompts = rerank_api.RerankPrompts(offer.reranking)
+                self._reranker = rerank_api.Reranker(offer.reranking)
                 self.answers["/v1/rerank"] = self._rerank
         else:
-            prefixes = session.path.prefixes if offer.encoder is None else None
-            path = replace(session.path, encoder=offer.encoder, prefixes=prefixes)
-            self._embedding = EmbedFrontend(path)
+            self._embedding = session.embedding
+            if offer.encoder is not None:
+                path = replace(session.path, encoder=offer.encoder, prefixes=None)
+                self._embedding = EmbedFrontend(path)
             if offer.encoder is None or not offer.encoder.makes_numbers:
                 self.answers["/v1/embeddings"] = self._embed
             if len(offer.facts.class_names) > 1:
@@ -84,12 +83,7 @@ class DividedRoutes:
         if wanted is None:
             return None
         options = _options(request)
-        prompts = self._prompts.of(wanted, self._offer.facts.config)
-        reranking = self._offer.reranking
-        assert reranking is not None, "else there is no such route"
-        call = ScoreCall(
-            query="", items=prompts, label_token_ids=[reranking.yes, reranking.no], request=request
-        )
+        call = self._reranker.call(wanted, self._offer.facts.config, request)
         self._scoring.check_limits(call)
         scored = await self._scoring.score(call, options)
         return rerank_api.answer_body(wanted, scored.scores)

@@ -2,20 +2,88 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from sglang_prefill_ext.attach.carrier import EngineState, Offer
+from sglang_prefill_ext.config.knobs import flag_name
 from sglang_prefill_ext.errors import EngineUnavailableError
-from sglang_prefill_ext.fleet.attempts import Attempts
+from sglang_prefill_ext.fleet.health import Health
 from sglang_prefill_ext.fleet.loads import Loads
-from sglang_prefill_ext.fleet.members import Member, chosen, difference
 from sglang_prefill_ext.fleet.planning.cost import Speed
 from sglang_prefill_ext.fleet.replica import Replica
-from sglang_prefill_ext.fleet.replica_load import Health
+from sglang_prefill_ext.fleet.replica_load import ReplicaLoad
 
 logger = logging.getLogger(__name__)
+
+_KNOBS = ("attention", "max_forward_tokens", "max_items")
+"""Fields of the configuration that answers depend on."""
+
+
+class Member:
+    """An engine's offer, and what it has to have in common with others.
+
+    Attributes:
+        traits: by the name that users know; made once for an offer, whose tokenizer has many MB.
+        speed: the one that it reported first; None before.
+    """
+
+    def __init__(self, offer: Offer) -> None:
+        self.offer = offer
+        self.traits = _traits_of(offer)
+        self.speed: Speed | None = None
+
+
+def _traits_of(offer: Offer) -> dict[str, str]:
+    facts, config = offer.facts, offer.facts.config
+    named: dict[str, object] = {
+        "--model-path": offer.model_path,
+        "--served-model-name": offer.served_name,
+        "SGLang's version": facts.sglang_version,
+        "size of the vocabulary": facts.vocab_size,
+        "size of the label vocabulary": facts.label_vocab_size,
+        "hidden size": facts.embeddings.width,
+        "--dtype": facts.embeddings.dtype,
+        "kind of model": "generation" if facts.is_generation else "vectors",
+        "classes": ", ".join(facts.class_names),
+        "tokenizer": _digest(facts.tokenizer),
+        "ids of sample texts": _digest(str(facts.probes)),
+        "chat template": _digest(str(offer.reranking)),
+        "why nothing is packed": facts.declined or "all is packed",
+    }
+    named |= {flag_name(name): getattr(config, name) for name in _KNOBS}
+    return {name: str(value) for name, value in (named | offer.settings).items()}
+
+
+def difference(own: Member, others: Member) -> str:
+    """Name what is different about an engine; empty if nothing is."""
+    mine, theirs = own.traits, others.traits
+    return "; ".join(
+        f"{name}: {mine.get(name)!r}, the others have {theirs.get(name)!r}"
+        for name in mine | theirs
+        if mine.get(name) != theirs.get(name)
+    )
+
+
+def chosen(members: Mapping[str, Member], current: Member | None) -> Member | None:
+    """Return a member with the traits that most engines have.
+
+    Args:
+        members: all engines that answer.
+
+    Returns:
+        One of `members`; or `current`, if there are none, or no traits are more frequent than its.
+    """
+    votes = Counter(str(member.traits) for member in members.values())
+    candidates = [*members.values()] if current is None else [current, *members.values()]
+    return max(candidates, key=lambda each: votes[str(each.traits)], default=None)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 class Selection:
@@ -24,7 +92,6 @@ class Selection:
     Args:
         replicas: all engines, by URL.
         loads: those that are in use.
-        attempts: tells own work from that of other routers.
         on_offer: called with the offer of the engines in use, whenever their answers change.
     """
 
@@ -32,12 +99,10 @@ class Selection:
         self,
         replicas: Mapping[str, Replica],
         loads: Loads,
-        attempts: Attempts,
         on_offer: Callable[[Offer], None],
     ) -> None:
         self._replicas = replicas
         self._loads = loads
-        self._attempts = attempts
         self._on_offer = on_offer
         self._alive: dict[str, Member] = {}
         self._chosen: Member | None = None
@@ -53,8 +118,8 @@ class Selection:
         now_s = time.monotonic()
         known = self._alive.get(replica.url)
         if known is None or known.offer is not replica.offer:
-            self._alive[replica.url] = Member.of(replica.offer)
-            self._loads.remove(replica.url)  # it has restarted, or has other weights
+            self._alive[replica.url] = Member(replica.offer)
+            self._loads.pop(replica.url, None)  # it has restarted, or has other weights
         if replica.url in self._loads:
             replica.why = ""
         if state.schedulers:
@@ -66,10 +131,10 @@ class Selection:
         if replica.why != str(error):
             logger.warning("Engine %s: %s", replica.url, error)
         replica.why, now_s = str(error), time.monotonic()
-        used = replica.url in self._loads
-        if used:
-            self._loads.probed(replica.url, now_s, ok=False)
-        if not used or self._loads.health(replica.url, now_s) is Health.DOWN:
+        load = self._loads.get(replica.url)
+        if load is not None:
+            load.probed(now_s, ok=False)
+        if load is None or load.health(now_s) is Health.DOWN:
             self._alive.pop(replica.url, None)
             self.choose()
 
@@ -77,7 +142,7 @@ class Selection:
         """An engine leaves: it gets no more work."""
         self._alive.pop(url, None)
         if url in self._loads:
-            self._loads.drain(url)
+            self._loads[url].draining = True
 
     def choose(self) -> None:
         """Put the engines into the fleet that answer alike, and take out those that differ."""
@@ -92,18 +157,18 @@ class Selection:
                 if replica.why != why:
                     logger.error("Engine %s is not used, as it differs. %s", name, why)
                 replica.why = why
-                self._loads.remove(name)
+                self._loads.pop(name, None)
             elif own.speed is not None and name not in self._loads:
                 logger.info("Engine %s is in the fleet.", name)
-                self._loads.add(name, own.speed, time.monotonic())
+                self._loads[name] = ReplicaLoad(own.speed, time.monotonic())
                 replica.why = ""
 
     def _note_load(self, replica: Replica, state: EngineState, now_s: float) -> None:
         """Record what an engine reports: its speed, at first only, and its outstanding work."""
-        name, member = replica.url, self._alive[replica.url]
+        member, load = self._alive[replica.url], self._loads.get(replica.url)
         if member.speed is None:
             member.speed = Speed.of_status(state.schedulers[0], member.offer.pair_tokens)
-        if name in self._loads:
-            self._loads.probed(name, now_s, ok=True)
-            others = self._attempts.others_tokens(name, state.outstanding_tokens)
-            self._loads.reported(name, others * member.speed.token_s, now_s)
+        if load is not None:
+            load.probed(now_s, ok=True)
+            others_tokens = max(0, state.outstanding_tokens - load.tokens)
+            load.reported(others_tokens * member.speed.token_s, now_s)

@@ -27,14 +27,13 @@ from sglang_prefill_ext.fleet.replica import BEAT_S
 from sglang_prefill_ext.fleet.router import Router
 from sglang_prefill_ext.fleet.settings import API_KEY_VARIABLE, Engines, Settings
 from sglang_prefill_ext.fleet.status import FleetExport
-from sglang_prefill_ext.frontend.exchange import unique_name
 from sglang_prefill_ext.grpc_frontend.server import Health, server_of
 from sglang_prefill_ext.grpc_frontend.service import PrefillService
 from sglang_prefill_ext.grpc_frontend.settings import Listening
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.metrics.pauses import PauseMetrics
-from sglang_prefill_ext.process.collector import FROZEN_THRESHOLDS, Collector, GcAction
-from sglang_prefill_ext.process.shared_port import bound
+from sglang_prefill_ext.process.collector import FROZEN_THRESHOLDS, Collector
+from sglang_prefill_ext.process.ports import bound
 
 _ROLE = "fleet_router"
 
@@ -59,11 +58,9 @@ async def serve(settings: Settings, api_key: str) -> None:
     metrics = FrontendMetrics(labels)
     collector = Collector(_ROLE, PauseMetrics(labels | {"role": _ROLE}))
 
-    def on_session(session: Session) -> None:
+    def on_session(session: Session | None) -> None:
         router.begin(session)
-        # Frozen objects are never freed, so those of the previous session are unfrozen first.
-        for action in (GcAction.UNFREEZE, GcAction.FREEZE):
-            collector.perform(action, unique_name("fleet-"), thresholds=FROZEN_THRESHOLDS)
+        collector.freeze_anew(FROZEN_THRESHOLDS)
 
     fleet = Fleet(metrics, api_key=api_key, extra_work=settings.extra_work, on_session=on_session)
     router = Router(fleet, metrics, collector, api_key=api_key)
@@ -126,6 +123,7 @@ def _config(router: Router, settings: Settings) -> uvicorn.Config:
         limit_heads()
     return uvicorn.Config(
         router,
+        lifespan="off",
         log_level="warning",
         access_log=False,
         proxy_headers=False,  # nothing here asks where a client is

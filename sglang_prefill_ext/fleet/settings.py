@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from urllib.parse import urlsplit
@@ -10,7 +11,8 @@ import msgspec
 from yarl import URL
 
 from sglang_prefill_ext.errors import ConfigError
-from sglang_prefill_ext.process.shared_port import reserved
+from sglang_prefill_ext.process.children import module_command
+from sglang_prefill_ext.process.ports import reserved
 
 API_KEY_VARIABLE = "PREFILL_FLEET_API_KEY"
 """Environment variable of router processes with the key of the engines; empty for none."""
@@ -64,6 +66,18 @@ class Engines(msgspec.Struct, frozen=True):
     @classmethod
     def from_line(cls, line: bytes) -> Engines:
         return msgspec.json.decode(line, type=cls)
+
+
+def router_command(settings: Settings, api_key: str, directory: str) -> list[str]:
+    """The command of a router process; the rest of what it reads is put into the environment.
+
+    Args:
+        api_key: of the engines; empty for none.
+        directory: where all router processes write their metrics.
+    """
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = directory
+    os.environ[API_KEY_VARIABLE] = api_key
+    return module_command("sglang_prefill_ext.fleet.server", settings.to_json())
 
 
 def engine_urls(text: str) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections import Counter
@@ -11,17 +12,38 @@ from starlette.responses import Response
 
 from sglang_prefill_ext import __version__
 from sglang_prefill_ext.fleet.fleet import Fleet
+from sglang_prefill_ext.fleet.health import UNKNOWN, Health
+from sglang_prefill_ext.fleet.planning.cost import Speed
+from sglang_prefill_ext.fleet.planning.planner import ReplicaState
 from sglang_prefill_ext.fleet.replica import Replica
-from sglang_prefill_ext.fleet.replica_load import UNKNOWN, Health
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.process.collector import Collector
 
 _REFUSED = "refused"
+"""Shown in place of a `Health` for an engine that differs from the others."""
+
+_UNUSED = ReplicaState(0.0, Speed(0.0, math.inf))
 
 
 def status_of(fleet: Fleet, metrics: FrontendMetrics, collector: Collector) -> dict[str, Any]:
     """Return the status of this router process, ready for JSON."""
-    states = fleet.loads.snapshot(time.monotonic()).states
+    now_s = time.monotonic()
+    states = fleet.loads.snapshot(now_s).states
+
+    def page_of(replica: Replica) -> dict[str, Any]:
+        load, state = fleet.loads.get(replica.url), states.get(replica.url, _UNUSED)
+        unused = UNKNOWN if replica.offer is None else _REFUSED
+        return {
+            "url": replica.url,
+            "health": unused if load is None else load.health(now_s),
+            "why": replica.why,
+            "parts": 0 if load is None else load.parts,
+            "whole": replica.whole,
+            "outstanding_s": state.outstanding_s,
+            "tokens_per_s": 1 / state.speed.token_s,
+            "launch_s": state.speed.launch_s,
+        }
+
     return {
         "version": __version__,
         "pid": os.getpid(),
@@ -31,27 +53,8 @@ def status_of(fleet: Fleet, metrics: FrontendMetrics, collector: Collector) -> d
         "counters": {"fleet": dict(fleet.dispatcher.attempts.counts), **metrics.as_dict()},
         "garbage_collection": collector.report(),
         "deployment": fleet.deployment,
-        "replicas": [
-            {
-                "url": url,
-                "health": health_of(fleet, replica),
-                "why": replica.why,
-                "parts": fleet.loads.in_flight(url) if url in fleet.loads else 0,
-                "whole": replica.whole,
-                "outstanding_s": states[url].outstanding_s if url in states else 0.0,
-                "tokens_per_s": 1 / states[url].speed.token_s if url in states else 0.0,
-                "launch_s": states[url].speed.launch_s if url in states else 0.0,
-            }
-            for url, replica in fleet.replicas.items()
-        ],
+        "replicas": [page_of(replica) for replica in fleet.replicas.values()],
     }
-
-
-def health_of(fleet: Fleet, replica: Replica) -> str:
-    """A `Health`; or "refused" if the engine differs, "unknown" if it has never answered."""
-    if replica.url in fleet.loads:
-        return str(fleet.loads.health(replica.url, time.monotonic()))
-    return UNKNOWN if replica.offer is None else _REFUSED
 
 
 class FleetExport:
@@ -81,16 +84,14 @@ class FleetExport:
         self._states: set[str] = set()
 
     def update(self, fleet: Fleet) -> None:
-        states = fleet.loads.snapshot(time.monotonic()).states
-        for url in self._shown - fleet.replicas.keys():
-            for gauge in (self._up, self._waits, self._speed):
-                gauge.labels(url).set(0)
+        now_s = time.monotonic()
+        states = fleet.loads.snapshot(now_s).states
+        for url in self._shown | fleet.replicas.keys():
+            load, state = fleet.loads.get(url), states.get(url, _UNUSED)
+            self._up.labels(url).set(load is not None and load.health(now_s) is Health.UP)
+            self._waits.labels(url).set(state.outstanding_s)
+            self._speed.labels(url).set(1 / state.speed.token_s)
         self._shown = set(fleet.replicas)
-        for url, replica in fleet.replicas.items():
-            self._up.labels(url).set(health_of(fleet, replica) == Health.UP)
-            if (state := states.get(url)) is not None:
-                self._waits.labels(url).set(state.outstanding_s)
-                self._speed.labels(url).set(1 / state.speed.token_s)
         self._states |= fleet.deployment.keys()
         for name in self._states:
             self._engines.labels(name).set(fleet.deployment.get(name, 0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
 from sglang_prefill_ext.errors import EngineUnavailableError
@@ -30,9 +30,13 @@ class WholeRequests:
         self._replicas = replicas
         self._loads = loads
 
-    def available(self) -> list[str]:
-        """Replicas that may get work."""
-        return list(self._waiting_s())
+    def available(self) -> list[Replica]:
+        """Replicas that may get work, the least loaded first."""
+        states = self._loads.snapshot(time.monotonic()).states
+        usable = [self._replicas[name] for name, state in states.items() if state.available]
+        return sorted(
+            usable, key=lambda each: states[each.url].outstanding_s + _WHOLE_S * each.whole
+        )
 
     async def served(
         self,
@@ -48,29 +52,18 @@ class WholeRequests:
         Raises:
             EngineUnavailableError: there is no engine, or none that answers.
         """
-        first = self._least_loaded()
+        replicas = self.available()
+        if not replicas:
+            raise EngineUnavailableError(NO_ENGINE)
+        first = replicas[0]
         try:
             return await _counted(first, serve)
         except EngineUnavailableError as error:
-            if not repeatable(error) or not set(self.available()) - {first.url}:
+            others = [each for each in self.available() if each.url != first.url]
+            if not others or not repeatable(error):
                 raise
             logger.warning("%s Another engine is asked.", error)
-            return await _counted(self._least_loaded(without=[first.url]), serve)
-
-    def _least_loaded(self, without: Sequence[str] = ()) -> Replica:
-        waiting_s = self._waiting_s()
-        names = [name for name in waiting_s if name not in without]
-        if not names:
-            raise EngineUnavailableError(NO_ENGINE)
-        return self._replicas[min(names, key=lambda name: waiting_s[name])]
-
-    def _waiting_s(self) -> dict[str, float]:
-        states = self._loads.snapshot(time.monotonic()).states
-        return {
-            name: state.outstanding_s + _WHOLE_S * self._replicas[name].whole
-            for name, state in states.items()
-            if state.available
-        }
+            return await _counted(others[0], serve)
 
 
 async def _counted(replica: Replica, serve: Callable[[Replica], Awaitable[T]]) -> T:

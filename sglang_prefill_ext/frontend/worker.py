@@ -33,13 +33,29 @@ _PACE = 0.1
 """Weight of the newest call in the moving average of the time that a call takes."""
 
 
-async def departure(request: Any) -> None:
-    """Return once the client of a request has disconnected.
+@asynccontextmanager
+async def until_departure(request: Any) -> AsyncIterator[None]:
+    """Cancel the body of the `with` statement when the client has disconnected, and go on.
 
-    The body must have been read already, and nothing else may call `receive` meanwhile.
+    The body of the request must have been read already, and nothing else may call `receive`
+    meanwhile.
     """
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+
+    async def watch() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        inside.reschedule(0.0)
+
+    try:
+        async with asyncio.timeout(None) as inside:
+            watching = asyncio.ensure_future(watch())
+            try:
+                yield
+            finally:
+                watching.cancel()
+    except TimeoutError:
+        if not inside.expired():
+            raise
 
 
 async def outcome_while_connected(future: asyncio.Future[T], request: Any) -> T:

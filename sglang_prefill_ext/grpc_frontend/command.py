@@ -14,7 +14,7 @@ from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.grpc_frontend import transport
 from sglang_prefill_ext.grpc_frontend.settings import Compression, Settings, is_loopback
 from sglang_prefill_ext.process.children import module_command
-from sglang_prefill_ext.process.shared_port import joined, reserved
+from sglang_prefill_ext.process.ports import joined, reserved
 from sglang_prefill_ext.process.supervisor import supervise
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from sglang_prefill_ext.grpc_frontend import prefill_pb2, prefill_pb2_grpc, tran
 from sglang_prefill_ext.grpc_frontend.service import PrefillService
 from sglang_prefill_ext.grpc_frontend.settings import Listening
 from sglang_prefill_ext.grpc_frontend.transport import BearerAuth
-from sglang_prefill_ext.process.shared_port import joined
+from sglang_prefill_ext.process.ports import joined
 
 _SERVICE = prefill_pb2.DESCRIPTOR.services_by_name["Prefill"].full_name
 

@@ -156,7 +156,11 @@ class LocalServer:
         Raises:
             ServerStartError: it has not decided in time, or has ended.
         """
-        if not _wait_until(self._is_settled, timeout_s, poll_s=_POLL_S):
+        try:
+            settled = _wait_until(lambda: is_settled(self.host, self.port), timeout_s, _POLL_S)
+        except NO_ANSWER as error:
+            raise self._start_error(f"did not answer ({error})") from error
+        if not settled:
             raise self._start_error(f"had no tokenizer decided upon within {timeout_s:g} s")
 
     @contextlib.contextmanager
@@ -195,12 +199,6 @@ class LocalServer:
             return ""
         text = self.log_path.read_text(encoding="utf-8", errors="replace")
         return "\n".join(text.splitlines()[-lines:])
-
-    def _is_settled(self) -> bool:
-        try:
-            return is_settled(self.host, self.port)
-        except NO_ANSWER as error:
-            raise self._start_error(f"did not answer ({error})") from error
 
     def _start_error(self, what: str) -> ServerStartError:
         return ServerStartError(

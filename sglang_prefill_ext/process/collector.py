@@ -118,6 +118,14 @@ class Collector:
             self.show_pauses()
         return self._last[1]
 
+    def freeze_anew(self, thresholds: Sequence[int] | None) -> None:
+        """Freeze what there is now, instead of what was frozen before.
+
+        Frozen objects are never freed.
+        """
+        for action in (GcAction.UNFREEZE, GcAction.FREEZE):
+            self.perform(action, action, thresholds=thresholds)
+
     def show_pauses(self) -> None:
         """Bring the metrics up to date."""
         self._metrics.record(self.pauses.take())

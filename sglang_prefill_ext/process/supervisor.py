@@ -51,9 +51,15 @@ class Supervisor:
     async def _keep_one(self, number: int, stop: asyncio.Event) -> None:
         deaths = 0
         while not stop.is_set():
-            process = await asyncio.create_subprocess_exec(
-                *self._command, stdin=asyncio.subprocess.PIPE, start_new_session=True
-            )
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *self._command, stdin=asyncio.subprocess.PIPE, start_new_session=True
+                )
+            except OSError as error:  # such as too little memory just now
+                failed = "A process cannot be started (%s); the next attempt is in %g s."
+                logger.warning(failed, error, _LONGEST_S)
+                await _came_before(stop, asyncio.sleep(_LONGEST_S))
+                continue
             assert process.stdin is not None, "it is a pipe"
             self.pids[number], self._inputs[number] = process.pid, process.stdin
             process.stdin.write(self._said)

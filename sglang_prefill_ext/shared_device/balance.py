@@ -1,12 +1,9 @@
-"""Load balance: choose the scheduler or replica of a request by its load and its cached prefixes.
-
-The data-parallel controller and the router of a fleet share the rule `soonest`.
-"""
+"""Load balance: choose the scheduler of a request by its load and its cached prefixes."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -16,19 +13,6 @@ MAX_HOMES = 4096
 """How many prefixes are remembered; beyond that, the least recently used one is forgotten."""
 
 Home = TypeVar("Home")
-
-
-def soonest(waiting: Sequence[float], saved: Sequence[float]) -> int:
-    """Return the place where a request is done first; among equals the first one.
-
-    A place that has the request's prefix gets it, unless its queue exceeds the shortest one by more
-    than the prefix saves.
-
-    Args:
-        waiting: cost of the work that waits at each place, in any unit.
-        saved: cost that each place saves because it has the prefix.
-    """
-    return min(range(len(waiting)), key=lambda place: waiting[place] - saved[place])
 
 
 class Homes(Generic[Home]):
@@ -85,7 +69,8 @@ class SchedulerLoads:
     ) -> int:
         """Choose the scheduler of a packed request and count it there.
 
-        A request whose prefix is remembered returns to that scheduler if it is `soonest` there.
+        A request whose prefix is remembered returns to that scheduler, unless more waits there than
+        elsewhere by more than the prefix saves.
 
         Args:
             tokens: tokens of the request; its prefix counts once.
@@ -95,10 +80,10 @@ class SchedulerLoads:
         """
         key = hash((adapter, prefix))
         home = self._homes.get(key) if prefix else None
-        saved = [0] * len(self._sent)
+        costs = self.outstanding
         if home is not None:
-            saved[home] = prefix_tokens
-        rank = soonest(self.outstanding.tolist(), saved)
+            costs[home] -= prefix_tokens
+        rank = int(costs.argmin())
         self._sent[rank] += tokens
         if prefix:
             self._homes.remember(key, rank)

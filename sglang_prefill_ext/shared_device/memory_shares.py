@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sglang_prefill_ext.errors import ConfigError
 
 FLAG = "--prefill-only-schedulers"
-_GIB = 1 << 30
+GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,4 +86,4 @@ def token_share(max_total_tokens: int, schedulers: int) -> int:
 
 def gib(size: int) -> str:
     """``"1.50 GiB"``."""
-    return f"{size / _GIB:.2f} GiB"
+    return f"{size / GIB:.2f} GiB"

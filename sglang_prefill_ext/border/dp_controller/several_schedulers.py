@@ -17,6 +17,7 @@ from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.shared_device.board import BOARD_VARIABLE, Board
 from sglang_prefill_ext.shared_device.memory_shares import (
     FLAG,
+    GIB,
     FirstScheduler,
     gib,
     kv_share,
@@ -35,7 +36,6 @@ logger = logging.getLogger(__name__)
 
 BOARD_ATTRIBUTE = "_prefill_only_board"
 
-_GIB = 1 << 30
 _TURN_POLL_S = 0.05
 
 
@@ -122,7 +122,7 @@ def share_room(room: int, configurator: Any, pre_model_load_memory: float) -> in
     if rank == 0:
         resolved = resolving_view(server_args)
         first = FirstScheduler(
-            free_before=int(pre_model_load_memory * _GIB),
+            free_before=int(pre_model_load_memory * GIB),
             room=room,
             static_fraction=resolved.mem_fraction_static,
             fraction_given=server_args.mem_fraction_static is not None,

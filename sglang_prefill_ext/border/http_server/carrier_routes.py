@@ -26,7 +26,7 @@ from sglang_prefill_ext.border.tokenizer_manager.attached import AttachableEngin
 from sglang_prefill_ext.errors import ConfigError, PackingError, RequestError
 from sglang_prefill_ext.frontend.ask_processes import Turns
 from sglang_prefill_ext.frontend.options import options_of
-from sglang_prefill_ext.frontend.worker import departure
+from sglang_prefill_ext.frontend.worker import until_departure
 from sglang_prefill_ext.sizing.model import ModelShape
 
 _UNREAD = 400  # for a client that has left, so nobody reads it
@@ -102,18 +102,13 @@ async def _answered(
         body = await request.body()
     except ClientDisconnect:
         return Response(status_code=_UNREAD)
-    working = asyncio.ensure_future(serve(body))
-    leaving = asyncio.ensure_future(departure(request))
+    answer = Response(status_code=_UNREAD)
     try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            return Response(status_code=_UNREAD)
-        return Response(carrier.encode(working.result()), media_type=carrier.MSGPACK)
+        async with until_departure(request):
+            answer = Response(carrier.encode(await serve(body)), media_type=carrier.MSGPACK)
     except (PackingError, RequestError) as error:
         return refusal(error)
-    finally:
-        working.cancel()
-        leaving.cancel()
+    return answer
 
 
 def offer_of(app: Any, manager: Any, engine: AttachableEngine) -> Offer:

@@ -21,7 +21,6 @@ import numpy as np
 from sglang_prefill_ext.fleet.planning.assignment import Floats, assign, ends_of
 from sglang_prefill_ext.fleet.planning.cost import RowCosts, Rows, Speed
 from sglang_prefill_ext.fleet.planning.levels import levels_of, most_useful
-from sglang_prefill_ext.shared_device.balance import soonest
 
 MAX_PARTS = 128
 """Most parts of one request; only so many replicas, those free soonest, are considered."""
@@ -95,12 +94,14 @@ def plan(costs: RowCosts, replicas: Sequence[ReplicaState], *, extra_work: float
     available = [(number, each) for number, each in enumerate(replicas) if each.available]
     if not available:
         return []
-    mean = _mean([state.speed for _, state in available])
+    # The mean time of a token and of a pair; launches are no work of rows.
+    speeds = [state.speed for _, state in available]
+    mean = Speed(0.0, fmean(each.token_s for each in speeds), fmean(each.pair_s for each in speeds))
     fleet = _fleet_of(costs, available, mean)
-    whole = soonest([each.uncached_s for each in fleet], [each.saved_s for each in fleet])
-    owner = _division(costs, fleet, fleet[whole], mean, extra_work)
+    whole = min(fleet, key=attrgetter("end_s"))
+    owner = _division(costs, fleet, whole, mean, extra_work)
     if owner is None:
-        return [Part(fleet[whole].number, np.arange(len(costs)))]
+        return [Part(whole.number, np.arange(len(costs)))]
     return [
         Part(fleet[place].number, np.flatnonzero(owner == place))
         for place in np.unique(owner).tolist()
@@ -117,7 +118,6 @@ class _Place(NamedTuple):
     Attributes:
         number: its index among the replicas that the planner was given.
         start_s: until it computes a first row.
-        saved_s: of the prefix, where it is cached.
         rows_s: of all rows.
         rate: work a second.
         overhead: work of a launch, and of the prefix unless that is cached.
@@ -125,7 +125,6 @@ class _Place(NamedTuple):
 
     number: int
     start_s: float
-    saved_s: float
     rows_s: float
     rate: float
     overhead: float
@@ -134,17 +133,6 @@ class _Place(NamedTuple):
     def end_s(self) -> float:
         """Until it has computed the whole request."""
         return self.start_s + self.rows_s
-
-    @property
-    def uncached_s(self) -> float:
-        """The same, if the prefix were not cached."""
-        return self.end_s + self.saved_s
-
-
-def _mean(speeds: Sequence[Speed]) -> Speed:
-    """The mean time of a token and of a pair; launches are no work of rows."""
-    tokens_s, pairs_s = [each.token_s for each in speeds], [each.pair_s for each in speeds]
-    return Speed(0.0, fmean(tokens_s), fmean(pairs_s))
 
 
 def _fleet_of(
@@ -155,14 +143,14 @@ def _fleet_of(
     work, fleet = mean.seconds(tokens, pairs), []
     for number, state in available:
         speed = state.speed
-        prefix_s = costs.prefix_tokens * speed.token_s + costs.prefix_pairs * speed.pair_s
-        saved_s = prefix_s if state.has_prefix else 0.0
-        overhead_s = speed.launch_s + prefix_s - saved_s
+        overhead_s = speed.launch_s
+        if not state.has_prefix:
+            overhead_s += costs.prefix_tokens * speed.token_s + costs.prefix_pairs * speed.pair_s
         further = max(0.0, (costs.prefix_tokens + tokens) / speed.max_forward_tokens - 1)
         rows_s = tokens * speed.token_s + pairs * speed.pair_s + further * speed.launch_s
         rate = work / rows_s
         start_s = state.outstanding_s + overhead_s
-        fleet.append(_Place(number, start_s, saved_s, rows_s, rate, overhead_s * rate))
+        fleet.append(_Place(number, start_s, rows_s, rate, overhead_s * rate))
     return sorted(nsmallest(MAX_PARTS, fleet, key=attrgetter("start_s")))
 
 

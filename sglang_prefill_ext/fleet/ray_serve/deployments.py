@@ -16,14 +16,18 @@ from sglang_prefill_ext.errors import ClusterError, ServerStartError
 from sglang_prefill_ext.fleet.ray_serve.autoscaling import OutstandingTokens
 from sglang_prefill_ext.fleet.ray_serve.cluster import node_resources
 from sglang_prefill_ext.fleet.ray_serve.engine import STOP_S, EngineReplica
-from sglang_prefill_ext.fleet.ray_serve.launch import Launch, Needs, Replicas, require_room
+from sglang_prefill_ext.fleet.ray_serve.launch import (
+    ENGINES,
+    ROUTERS,
+    Launch,
+    Needs,
+    Replicas,
+    require_room,
+)
 from sglang_prefill_ext.fleet.ray_serve.routers import RouterReplica
 from sglang_prefill_ext.fleet.settings import Settings
 
 logger = logging.getLogger(__name__)
-
-ENGINES, ROUTERS = "prefill-engines", "prefill-routers"
-"""Names of the applications, and of the one deployment of each."""
 
 _ANSWER_S = 5.0
 _POLL_S = 0.5
@@ -75,7 +79,7 @@ def deploy(
         graceful_shutdown_timeout_s=settings.grace_s + _SLACK_S,
         **_WATCHED,
     )
-    targets = [_target(router, settings, processes, launch.api_key, ENGINES)]
+    targets = [_target(router, settings, processes, launch.api_key)]
     count = {"autoscaling_config": autoscaling} if autoscaling else {"num_replicas": replicas.least}
     engine = serve.deployment(
         engine_class,
@@ -86,7 +90,7 @@ def deploy(
         **_WATCHED,
         **count,
     )
-    targets.append(_target(engine, launch, (ROUTERS, ROUTERS), scales=replicas.scales))
+    targets.append(_target(engine, launch, scales=replicas.scales))
     serve.run_many(targets, wait_for_applications_running=False)
 
 

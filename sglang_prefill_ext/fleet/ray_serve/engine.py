@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import time
+from contextlib import suppress
 from typing import Any, ClassVar
 
 import ray
@@ -16,7 +17,7 @@ from ray import serve
 
 from sglang_prefill_ext.errors import EngineUnavailableError
 from sglang_prefill_ext.fleet.ray_serve.autoscaling import TOKENS
-from sglang_prefill_ext.fleet.ray_serve.launch import Launch
+from sglang_prefill_ext.fleet.ray_serve.launch import ROUTERS, Launch
 from sglang_prefill_ext.fleet.replica import BEAT_S, Replica
 from sglang_prefill_ext.local_server import LocalServer
 from sglang_prefill_ext.process.children import tethered
@@ -55,16 +56,13 @@ class TetheredServer(LocalServer):
 class EngineReplica:
     """A replica of the deployment of engines.
 
-    Args:
-        routers: deployment and application of the routers.
-
     Raises:
         ServerStartError: the server does not start; with the last lines of its log.
     """
 
     _server_class: ClassVar[type[Any]] = TetheredServer
 
-    async def __init__(self, launch: Launch, routers: tuple[str, str]) -> None:  # type: ignore[misc]
+    async def __init__(self, launch: Launch) -> None:  # type: ignore[misc]
         self._launch = launch
         self._server = self._server_class(launch, ray.util.get_node_ip_address())
         # In this thread, which lives as long as the actor: its end is the server's.
@@ -75,7 +73,7 @@ class EngineReplica:
             await asyncio.to_thread(self._server.stop, 0.0)
             raise
         self._replica = Replica(self._server.base_url, launch.api_key)
-        self._routers = serve.get_deployment_handle(*routers)
+        self._routers = serve.get_deployment_handle(ROUTERS, ROUTERS)
         self._healthy = True
         self._joining = asyncio.ensure_future(self._keep_joining())
         await self._heard()
@@ -145,11 +143,7 @@ class EngineReplica:
 
     async def _drained(self) -> None:
         """Wait until no packed request is under way; SGLang itself waits for all others."""
-        deadline = time.monotonic() + self._launch.drain_s
-        while time.monotonic() < deadline:
-            try:
-                if not (await self._replica.state()).outstanding_tokens:
-                    return
-            except EngineUnavailableError:
-                return
-            await asyncio.sleep(_LOOK_S)
+        with suppress(TimeoutError, EngineUnavailableError):
+            async with asyncio.timeout(self._launch.drain_s):
+                while (await self._replica.state()).outstanding_tokens:  # noqa: ASYNC110 (nobody tells)
+                    await asyncio.sleep(_LOOK_S)

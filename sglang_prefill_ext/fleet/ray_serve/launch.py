@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from sglang_prefill_ext.errors import ClusterError, ConfigError
 
+ENGINES, ROUTERS = "prefill-engines", "prefill-routers"
+"""Names of the applications, and of the one deployment of each."""
+
 
 @dataclass(frozen=True, slots=True)
 class Replicas:

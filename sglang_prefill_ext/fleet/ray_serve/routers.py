@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import tempfile
 import time
 
@@ -15,10 +14,10 @@ from ray import serve
 
 from sglang_prefill_ext.attach.http_connections import Answer, HttpConnections
 from sglang_prefill_ext.errors import EngineUnavailableError
+from sglang_prefill_ext.fleet.health import UNKNOWN
+from sglang_prefill_ext.fleet.ray_serve.launch import ENGINES
 from sglang_prefill_ext.fleet.replica import BEAT_S, authorization
-from sglang_prefill_ext.fleet.replica_load import UNKNOWN
-from sglang_prefill_ext.fleet.settings import API_KEY_VARIABLE, Engines, Settings
-from sglang_prefill_ext.process.children import module_command
+from sglang_prefill_ext.fleet.settings import Engines, Settings, router_command
 from sglang_prefill_ext.process.supervisor import Supervisor
 
 logger = logging.getLogger("ray.serve")
@@ -36,21 +35,15 @@ class RouterReplica:
 
     Args:
         processes: number of router processes, which share the port.
-        engines: application of the engines, whose states the status page shows.
 
     Raises:
         EngineUnavailableError: no router listens in time.
     """
 
-    async def __init__(  # type: ignore[misc]
-        self, settings: Settings, processes: int, api_key: str, engines: str
-    ) -> None:
+    async def __init__(self, settings: Settings, processes: int, api_key: str) -> None:  # type: ignore[misc]
         self._directory = tempfile.TemporaryDirectory(prefix="prefill-fleet-")
-        os.environ["PROMETHEUS_MULTIPROC_DIR"] = self._directory.name
-        os.environ[API_KEY_VARIABLE] = api_key
-        command = module_command("sglang_prefill_ext.fleet.server", settings.to_json())
+        command = router_command(settings, api_key, self._directory.name)
         self._supervisor = Supervisor(command, processes, grace_s=settings.grace_s)
-        self._engines = engines
         self._heard_s: dict[str, float] = {}
         self._left_s: dict[str, float] = {}
         self._deployment: dict[str, int] = {}
@@ -66,9 +59,8 @@ class RouterReplica:
 
     async def join(self, url: str) -> None:
         """Take note that an engine is there; the engine calls this every second."""
-        now_s = time.monotonic()
-        if now_s - self._left_s.get(url, -_SILENT_S) >= _SILENT_S:  # else sent before it left
-            self._heard_s[url] = now_s
+        if url not in self._left_s:  # else sent before it left
+            self._heard_s[url] = time.monotonic()
             self._say()
 
     async def leave(self, url: str) -> None:
@@ -127,12 +119,15 @@ class RouterReplica:
 
     async def _watch(self) -> None:
         while True:
-            now_s = time.monotonic()
-            for url in [u for u, heard_s in self._heard_s.items() if heard_s < now_s - _SILENT_S]:
+            oldest_s = time.monotonic() - _SILENT_S
+            for url in [url for url, heard_s in self._heard_s.items() if heard_s < oldest_s]:
                 logger.warning("Engine %s is forgotten: no report for %g s.", url, _SILENT_S)
                 del self._heard_s[url]
+            self._left_s = {
+                url: left_s for url, left_s in self._left_s.items() if left_s > oldest_s
+            }
             with contextlib.suppress(Exception):  # it fails while Serve's controller restarts
-                self._deployment = await asyncio.to_thread(_states, self._engines)
+                self._deployment = await asyncio.to_thread(_states)
             self._say()
             await asyncio.sleep(BEAT_S)
 
@@ -143,9 +138,9 @@ class RouterReplica:
             self._supervisor.say(engines.to_line())
 
 
-def _states(application: str) -> dict[str, int]:
-    """How many replicas of an application are in each state, by Serve's names."""
-    found = serve.status().applications.get(application)
+def _states() -> dict[str, int]:
+    """How many engines are in each state, by Serve's names."""
+    found = serve.status().applications.get(ENGINES)
     deployments = [] if found is None else found.deployments.values()
     return {
         str(state): count for each in deployments for state, count in each.replica_states.items()

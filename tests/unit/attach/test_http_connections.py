@@ -229,3 +229,9 @@ async def test_certificates_are_verified(tmp_path: Path, monkeypatch: pytest.Mon
         trusting = HttpConnections(engine.url, {})
         assert (await trusting.get("/", LIMIT_S)).body == b"x"
         trusting.close()
+
+
+async def test_a_host_that_cannot_be_looked_up_is_unavailable() -> None:
+    connections = HttpConnections("http://a..b:9", {})
+    with pytest.raises(EngineUnavailableError):
+        await connections.get("/", LIMIT_S)

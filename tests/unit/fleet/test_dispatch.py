@@ -10,9 +10,12 @@ import pytest
 
 from sglang_prefill_ext.attach.carrier import PartAnswer
 from sglang_prefill_ext.errors import EngineUnavailableError
+from sglang_prefill_ext.fleet import replica_load
 from sglang_prefill_ext.fleet.dispatch import Dispatcher
+from sglang_prefill_ext.fleet.health import Health
 from sglang_prefill_ext.fleet.loads import Loads
 from sglang_prefill_ext.fleet.planning.cost import Speed
+from sglang_prefill_ext.fleet.replica_load import ReplicaLoad
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.wire.arrays import int_array
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows, rows_from_bytes
@@ -20,6 +23,7 @@ from sglang_prefill_ext.wire.read import Labels
 from sglang_prefill_ext.wire.status import Status
 
 OPTIONS = RequestOptions()
+SPEED = Speed(1e-3, 1e-2)
 ROWS = PackedRows(int_array(range(1, 101)), 20, int_array([4] * 20), Labels(int_array([7])))
 
 
@@ -27,7 +31,7 @@ class StubEngine:
     """Answers each row with its first token, unless `ends` says otherwise."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.asked = self.cached = 0
         self.begun, self.left = asyncio.Event(), asyncio.Event()
         self.ends: list[Status | None] = []
         self.held = asyncio.Event()
@@ -49,14 +53,16 @@ class StubEngine:
         rows = rows_from_bytes(body)
         starts = rows.prefix_len + np.cumsum(rows.suffix_lens) - rows.suffix_lens
         values = rows.tokens[starts].astype(np.float32).tobytes()
-        return PartAnswer(PackedResult(Status.OK, values=values, forwards=1), 0)
+        return PartAnswer(
+            PackedResult(Status.OK, values=values, forwards=1, tokens_cached=self.cached), 0
+        )
 
 
 def fleet_of(count: int, *, extra_work: float | None = 9.0) -> tuple[Dispatcher, list[StubEngine]]:
     engines = [StubEngine() for _ in range(count)]
     loads = Loads()
     for number in range(count):
-        loads.add(str(number), Speed(1e-3, 1e-2), time.monotonic())
+        loads[str(number)] = ReplicaLoad(SPEED, time.monotonic())
     carriers = {str(number): engine for number, engine in enumerate(engines)}
     return Dispatcher(carriers, loads, extra_work), engines
 
@@ -67,9 +73,7 @@ def assert_whole(result: PackedResult) -> None:
 
 
 def assert_idle(dispatcher: Dispatcher) -> None:
-    names = list(dispatcher.loads.snapshot(time.monotonic()).states)
-    assert not any(map(dispatcher.loads.in_flight, names))
-    assert dispatcher.attempts.others_tokens(names[0], 5) == 5
+    assert not any(load.parts or load.tokens for load in dispatcher.loads.values())
 
 
 async def test_a_request_is_divided_and_its_answers_joined() -> None:
@@ -129,17 +133,18 @@ async def test_what_every_engine_would_say_is_not_tried_again(end: Status) -> No
 
 async def test_an_engine_that_goes_before_its_part_is_sent_is_left_for_another_one() -> None:
     dispatcher, engines = fleet_of(2)
-    asyncio.get_running_loop().call_soon(dispatcher.loads.remove, "1")
+    gone = dispatcher.loads["1"]
+    asyncio.get_running_loop().call_soon(dispatcher.loads.pop, "1")
     assert_whole(await dispatcher.answer(ROWS, OPTIONS))
     assert [engine.asked for engine in engines] == [2, 0]
     assert_idle(dispatcher)
-    assert dispatcher.attempts.others_tokens("1", 5) == 5
+    assert not gone.tokens
 
 
 async def test_a_part_whose_only_engine_goes_before_it_is_sent_is_unreachable() -> None:
     dispatcher, engines = fleet_of(2)
     for name in ("0", "1"):
-        asyncio.get_running_loop().call_soon(dispatcher.loads.remove, name)
+        asyncio.get_running_loop().call_soon(dispatcher.loads.pop, name)
     result = await dispatcher.answer(ROWS, OPTIONS)
     assert (result.status, engines[0].asked) == (Status.UNREACHABLE, 0)
 
@@ -193,3 +198,45 @@ async def test_without_replicas_there_is_an_answer_at_once() -> None:
     result = await dispatcher.answer(ROWS, OPTIONS)
     assert result.status is Status.UNREACHABLE
     assert "No engine" in result.message
+
+
+async def test_a_part_whose_engine_goes_is_also_asked_of_another_one() -> None:
+    dispatcher, engines = fleet_of(2)
+    engines[0].held.clear()
+    asking = asyncio.ensure_future(dispatcher.answer(ROWS, OPTIONS))
+    await engines[0].begun.wait()
+    del dispatcher.loads["0"]
+    assert_whole(await asyncio.wait_for(asking, 60))
+    assert [engine.asked for engine in engines] == [1, 2]
+
+
+async def test_an_engine_that_answers_with_a_second_one_has_not_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replica_load, "_GRACE_S", 0.0)
+    for _ in range(8):  # which answer is read first is left to chance
+        dispatcher, (first, second) = fleet_of(2, extra_work=0.0)
+        first.held.clear()
+        second.held.clear()
+        asking = asyncio.ensure_future(dispatcher.answer(ROWS, OPTIONS))
+        await asyncio.wait_for(second.begun.wait(), 60)
+        first.held.set()
+        second.held.set()
+        assert_whole(await asking)
+        health = [load.health(time.monotonic()) for load in dispatcher.loads.values()]
+        assert health == [Health.UP, Health.UP]
+
+
+@pytest.mark.parametrize(("restarts", "asked"), [(False, [2, 0]), (True, [1, 1])])
+async def test_an_engine_that_has_restarted_has_no_prefix_any_more(
+    restarts: bool, asked: list[int]
+) -> None:
+    dispatcher, engines = fleet_of(2, extra_work=0.0)
+    engines[0].cached = ROWS.prefix_len
+    assert_whole(await dispatcher.answer(ROWS, OPTIONS))
+    if restarts:
+        dispatcher.loads["0"] = ReplicaLoad(SPEED, time.monotonic())
+    # This is less than the prefix saves.
+    dispatcher.loads["0"].reported(0.1, time.monotonic())
+    assert_whole(await dispatcher.answer(ROWS, OPTIONS))
+    assert [engine.asked for engine in engines] == asked

@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sglang_prefill_ext.fleet.health import Health
 from sglang_prefill_ext.fleet.loads import Loads
 from sglang_prefill_ext.fleet.planning.cost import Speed
 from sglang_prefill_ext.fleet.planning.planner import ReplicaState
-from sglang_prefill_ext.fleet.replica_load import Health
+from sglang_prefill_ext.fleet.replica_load import ReplicaLoad
 
 SPEED = Speed(0.005, 1 / 25_000)
 
@@ -16,7 +17,7 @@ SPEED = Speed(0.005, 1 / 25_000)
 def loads_of(*replicas: str) -> Loads:
     loads = Loads()
     for replica in replicas:
-        loads.add(replica, SPEED, 0.0)
+        loads[replica] = ReplicaLoad(SPEED, 0.0)
     return loads
 
 
@@ -34,30 +35,29 @@ def answer_one_by_one(
     """Parts that each take `took` of their predicted time; return when the last one has."""
     now_s = begin_s
     for cost_s in costs:
-        ticket = loads.sent(
-            replica, cost_s * state(loads, replica, now_s).speed.token_s * 25_000, now_s
-        )
+        slowness = state(loads, replica, now_s).speed.token_s * 25_000
+        ticket = loads[replica].sent(cost_s * slowness, now_s)
         now_s += cost_s * took
-        loads.ended(ticket, now_s, ok=True)
+        loads[replica].ended(ticket, now_s, ok=True)
     return now_s
 
 
 def test_what_is_sent_waits_until_it_is_answered() -> None:
     loads = loads_of("a", "b")
-    first = loads.sent("a", 0.2, 0.0)
-    loads.sent("a", 0.3, 0.0)
+    first = loads["a"].sent(0.2, 0.0)
+    loads["a"].sent(0.3, 0.0)
     assert outstanding(loads, "a", 0.0) == pytest.approx(0.5)
     assert outstanding(loads, "b", 0.0) == 0
     assert outstanding(loads, "a", 0.1) == pytest.approx(0.4)  # it is at work
-    loads.ended(first, 0.2, ok=True)
+    loads["a"].ended(first, 0.2, ok=True)
     assert outstanding(loads, "a", 0.2) == pytest.approx(0.3)
-    assert loads.in_flight("a") == 1
+    assert loads["a"].parts == 1
 
 
 def test_one_that_is_overdue_is_expected_to_take_as_long_again() -> None:
     loads = loads_of("a")
-    loads.sent("a", 0.1, 0.0)
-    loads.sent("a", 0.2, 0.0)
+    loads["a"].sent(0.1, 0.0)
+    loads["a"].sent(0.2, 0.0)
     assert outstanding(loads, "a", 0.1) == pytest.approx(0.2)
     assert outstanding(loads, "a", 0.3) == pytest.approx(0.2 + 3 * 0.2)
 
@@ -78,10 +78,10 @@ def test_speed_needs_no_order_of_answers() -> None:
     loads, now_s = loads_of("a"), 0.0
     for _ in range(20):
         ratio = state(loads, "a", now_s).speed.token_s / SPEED.token_s
-        tickets = [loads.sent("a", cost_s * ratio, now_s) for cost_s in (0.01, 0.02, 0.03)]
+        tickets = [loads["a"].sent(cost_s * ratio, now_s) for cost_s in (0.01, 0.02, 0.03)]
         now_s += 2 * 0.06
         for ticket in reversed(tickets):
-            loads.ended(ticket, now_s, ok=True)
+            loads["a"].ended(ticket, now_s, ok=True)
     assert state(loads, "a", now_s).speed.token_s == pytest.approx(2 * SPEED.token_s, rel=0.1)
 
 
@@ -91,13 +91,13 @@ def test_short_parts_that_overtake_a_long_one_do_not_change_its_speed() -> None:
     for _ in range(20):
         ratio = state(loads, "a", now_s).speed.token_s / SPEED.token_s
         assert 0.8 < ratio < 1.25
-        long = loads.sent("a", 1.0 * ratio, now_s)
+        long = loads["a"].sent(1.0 * ratio, now_s)
         now_s += 0.75
-        short = loads.sent("a", 0.01 * ratio, now_s)
+        short = loads["a"].sent(0.01 * ratio, now_s)
         now_s += 0.01
-        loads.ended(short, now_s, ok=True)
+        loads["a"].ended(short, now_s, ok=True)
         now_s += 0.25
-        loads.ended(long, now_s, ok=True)
+        loads["a"].ended(long, now_s, ok=True)
 
 
 def test_a_pause_is_not_a_speed() -> None:
@@ -111,51 +111,51 @@ def test_a_pause_is_not_a_speed() -> None:
 
 def test_work_of_others_counts_and_drains_and_is_not_taken_for_a_lower_speed() -> None:
     loads = loads_of("a")
-    loads.reported("a", 1.0, 0.0)
+    loads["a"].reported(1.0, 0.0)
     assert outstanding(loads, "a", 0.0) == pytest.approx(1.0)
     assert outstanding(loads, "a", 0.4) == pytest.approx(0.6)
     assert outstanding(loads, "a", 2.0) == 0
     now_s = 2.0
     for _ in range(40):  # half of what it computes is of others
-        loads.reported("a", 0.05, now_s)
+        loads["a"].reported(0.05, now_s)
         ratio = state(loads, "a", now_s).speed.token_s / SPEED.token_s
-        ticket = loads.sent("a", 0.05 * ratio, now_s)
+        ticket = loads["a"].sent(0.05 * ratio, now_s)
         now_s += 0.1
-        loads.ended(ticket, now_s, ok=True)
+        loads["a"].ended(ticket, now_s, ok=True)
     assert state(loads, "a", now_s).speed.token_s < 1.5 * SPEED.token_s
 
 
 def test_silence_is_suspect_within_a_second_and_an_answer_ends_it() -> None:
     loads = loads_of("a", "b")
-    ticket = loads.sent("a", 0.1, 0.0)
-    assert loads.health("a", 0.4) is Health.UP
-    assert loads.health("a", 1.0) is Health.SUSPECT
+    ticket = loads["a"].sent(0.1, 0.0)
+    assert loads["a"].health(0.4) is Health.UP
+    assert loads["a"].health(1.0) is Health.SUSPECT
     assert [each.available for each in loads.snapshot(1.0).states.values()] == [False, True]
-    loads.ended(ticket, 1.5, ok=True)
-    assert loads.health("a", 1.5) is Health.UP
+    loads["a"].ended(ticket, 1.5, ok=True)
+    assert loads["a"].health(1.5) is Health.UP
 
 
 def test_who_answers_is_not_silent_however_much_waits() -> None:
     loads = loads_of("a")
-    tickets = [loads.sent("a", 0.2, 0.0) for _ in range(20)]
+    tickets = [loads["a"].sent(0.2, 0.0) for _ in range(20)]
     for number, ticket in enumerate(tickets):
         now_s = 0.2 * (number + 1)
-        assert loads.health("a", now_s) is Health.UP
-        loads.ended(ticket, now_s, ok=True)
+        assert loads["a"].health(now_s) is Health.UP
+        loads["a"].ended(ticket, now_s, ok=True)
 
 
 def test_work_of_others_excuses_silence() -> None:
     loads = loads_of("a")
-    loads.reported("a", 3.0, 0.0)
-    loads.sent("a", 0.1, 0.0)
-    assert loads.health("a", 3.1) is Health.UP
-    assert loads.health("a", 7.0) is Health.SUSPECT
+    loads["a"].reported(3.0, 0.0)
+    loads["a"].sent(0.1, 0.0)
+    assert loads["a"].health(3.1) is Health.UP
+    assert loads["a"].health(7.0) is Health.SUSPECT
 
 
 def test_where_none_is_up_the_suspect_are_asked() -> None:
     loads = loads_of("a", "b")
-    loads.sent("a", 0.1, 0.0)
-    loads.drain("b")
+    loads["a"].sent(0.1, 0.0)
+    loads["b"].draining = True
     assert [each.available for each in loads.snapshot(5.0).states.values()] == [True, False]
 
 
@@ -163,137 +163,134 @@ def test_failures_keep_work_away_for_longer_and_longer_until_a_probe() -> None:
     loads = loads_of("a")
     now_s = 0.0
     for rest_s in (1.0, 2.0):
-        loads.ended(loads.sent("a", 0.1, now_s), now_s, ok=False)
-        assert loads.health("a", now_s + 0.9 * rest_s) is Health.SUSPECT
+        loads["a"].ended(loads["a"].sent(0.1, now_s), now_s, ok=False)
+        assert loads["a"].health(now_s + 0.9 * rest_s) is Health.SUSPECT
         now_s += rest_s
-        assert loads.health("a", now_s) is Health.UP
-    loads.ended(loads.sent("a", 0.1, now_s), now_s, ok=False)
-    assert loads.health("a", 1e6) is Health.DOWN
+        assert loads["a"].health(now_s) is Health.UP
+    loads["a"].ended(loads["a"].sent(0.1, now_s), now_s, ok=False)
+    assert loads["a"].health(1e6) is Health.DOWN
     assert not loads.snapshot(1e6).states["a"].available
-    loads.probed("a", 1e6, ok=False)
-    assert loads.health("a", 2e6) is Health.DOWN
-    loads.probed("a", 2e6, ok=True)
-    assert loads.health("a", 2e6) is Health.UP
+    loads["a"].probed(1e6, ok=False)
+    assert loads["a"].health(2e6) is Health.DOWN
+    loads["a"].probed(2e6, ok=True)
+    assert loads["a"].health(2e6) is Health.UP
 
 
 def test_one_that_is_down_for_days_comes_back() -> None:
     loads = loads_of("a")
     for second in range(2000):  # more than the exponent of a float
-        loads.probed("a", float(second), ok=False)
-        loads.given_up(loads.sent("a", 0.1, second), second)
-    assert loads.health("a", 2000.0) is Health.DOWN
-    loads.probed("a", 2000.0, ok=True)
-    assert loads.health("a", 2000.0) is Health.UP
+        loads["a"].probed(float(second), ok=False)
+        loads["a"].given_up(loads["a"].sent(0.1, second), second)
+    assert loads["a"].health(2000.0) is Health.DOWN
+    loads["a"].probed(2000.0, ok=True)
+    assert loads["a"].health(2000.0) is Health.UP
 
 
 def test_probes_that_fail_now_and_then_do_not_add_up_and_excuse_no_parts() -> None:
     loads = loads_of("a")
     for now_s in (0.0, 100.0, 200.0, 300.0):
-        loads.probed("a", now_s, ok=False)
-        loads.probed("a", now_s + 1, ok=True)
-    assert loads.health("a", 400.0) is Health.UP
+        loads["a"].probed(now_s, ok=False)
+        loads["a"].probed(now_s + 1, ok=True)
+    assert loads["a"].health(400.0) is Health.UP
     for now_s in (400.0, 500.0, 600.0):
-        loads.ended(loads.sent("a", 0.1, now_s), now_s, ok=False)
-        assert loads.health("a", now_s) is (Health.DOWN if now_s == 600.0 else Health.SUSPECT)
+        loads["a"].ended(loads["a"].sent(0.1, now_s), now_s, ok=False)
+        assert loads["a"].health(now_s) is (Health.DOWN if now_s == 600.0 else Health.SUSPECT)
         if now_s < 600.0:
-            loads.probed("a", now_s + 1, ok=True)
+            loads["a"].probed(now_s + 1, ok=True)
 
 
 def test_parts_that_are_there_when_a_replica_fails_are_one_failure() -> None:
     loads = loads_of("a")
-    together = [loads.sent("a", 0.1, 0.0) for _ in range(5)]
+    together = [loads["a"].sent(0.1, 0.0) for _ in range(5)]
     for ticket in together:
-        loads.ended(ticket, 0.2, ok=False)
-    assert loads.health("a", 0.2) is Health.SUSPECT
-    assert loads.health("a", 1.3) is Health.UP
+        loads["a"].ended(ticket, 0.2, ok=False)
+    assert loads["a"].health(0.2) is Health.SUSPECT
+    assert loads["a"].health(1.3) is Health.UP
     for now_s in (2.0, 5.0):
-        loads.ended(loads.sent("a", 0.1, now_s), now_s, ok=False)
-    assert loads.health("a", 1e6) is Health.DOWN
+        loads["a"].ended(loads["a"].sent(0.1, now_s), now_s, ok=False)
+    assert loads["a"].health(1e6) is Health.DOWN
 
 
 def test_every_part_that_is_given_up_is_a_failure() -> None:
     loads = loads_of("a")
-    for ticket in [loads.sent("a", 0.1, 0.0) for _ in range(3)]:
-        assert loads.health("a", 2.0) is Health.SUSPECT
-        loads.given_up(ticket, 2.0)
-    assert loads.health("a", 1e6) is Health.DOWN
-    loads.given_up(12345, 3.0)
+    for ticket in [loads["a"].sent(0.1, 0.0) for _ in range(3)]:
+        assert loads["a"].health(2.0) is Health.SUSPECT
+        loads["a"].given_up(ticket, 2.0)
+    assert loads["a"].health(1e6) is Health.DOWN
 
 
 def test_an_answer_forgives_failures() -> None:
     loads = loads_of("a")
     for now_s in (0.0, 10.0, 20.0, 30.0):
-        loads.ended(loads.sent("a", 0.1, now_s), now_s, ok=False)
-        loads.ended(loads.sent("a", 0.1, now_s + 5), now_s + 5, ok=True)
-    assert loads.health("a", 40.0) is Health.UP
+        loads["a"].ended(loads["a"].sent(0.1, now_s), now_s, ok=False)
+        loads["a"].ended(loads["a"].sent(0.1, now_s + 5), now_s + 5, ok=True)
+    assert loads["a"].health(40.0) is Health.UP
 
 
 def test_a_restart_clears_everything() -> None:
     loads = loads_of("a")
     answer_one_by_one(loads, "a", 0.0, [0.05] * 10, took=3.0)
-    old = loads.sent("a", 5.0, 2.0)
-    loads.reported("a", 9.0, 2.0)
-    loads.add("a", SPEED, 3.0)
-    loads.ended(old, 3.5, ok=False)
+    old = loads["a"]
+    ticket = old.sent(5.0, 2.0)
+    old.reported(9.0, 2.0)
+    loads["a"] = ReplicaLoad(SPEED, 3.0)
+    old.ended(ticket, 3.5, ok=False)
     assert state(loads, "a", 3.5) == ReplicaState(0.0, SPEED)
-    assert loads.health("a", 3.5) is Health.UP
-    loads.remove("a")
-    assert "a" not in loads
+    assert loads["a"].health(3.5) is Health.UP
+    del loads["a"]
     assert loads.snapshot(4.0).states == {}
 
 
-def test_a_part_is_late_where_its_replica_is_silent_or_gone_but_not_because_it_leaves() -> None:
+def test_a_part_is_late_where_its_replica_is_silent_but_not_because_it_leaves() -> None:
     loads = loads_of("a")
-    loads.sent("a", 0.1, 0.0)
-    loads.drain("a")
-    assert not loads.is_late("a", 0.6)
-    assert loads.is_late("a", 0.8)
-    loads.remove("a")
-    assert loads.is_late("a", 0.0)
+    loads["a"].sent(0.1, 0.0)
+    loads["a"].draining = True
+    assert not loads["a"].is_late(0.6)
+    assert loads["a"].is_late(0.8)
 
 
 def test_one_that_drains_ends_what_it_has() -> None:
     loads = loads_of("a", "b")
-    ticket = loads.sent("a", 0.1, 0.0)
-    loads.drain("a")
-    assert loads.health("a", 0.0) is Health.DRAINING
+    ticket = loads["a"].sent(0.1, 0.0)
+    loads["a"].draining = True
+    assert loads["a"].health(0.0) is Health.DRAINING
     assert [each.available for each in loads.snapshot(0.0).states.values()] == [False, True]
-    loads.ended(ticket, 0.1, ok=True)
-    assert loads.in_flight("a") == 0
-    assert loads.health("a", 0.1) is Health.DRAINING
+    loads["a"].ended(ticket, 0.1, ok=True)
+    assert loads["a"].parts == 0
+    assert loads["a"].health(0.1) is Health.DRAINING
 
 
 def test_what_is_cancelled_says_nothing_of_the_replica() -> None:
     loads = loads_of("a")
-    loads.cancelled(loads.sent("a", 0.1, 0.0), 5.0)
-    loads.cancelled(12345, 5.0)
+    loads["a"].cancelled(loads["a"].sent(0.1, 0.0), 5.0)
     assert state(loads, "a", 5.0) == ReplicaState(0.0, SPEED)
 
 
 def test_what_waited_behind_a_cancelled_part_is_neither_late_nor_slow() -> None:
     loads = loads_of("a")
-    long = loads.sent("a", 10.0, 0.0)
-    short = [loads.sent("a", 0.1, 1.0) for _ in range(2)]
-    loads.cancelled(long, 8.0)
+    long = loads["a"].sent(10.0, 0.0)
+    short = [loads["a"].sent(0.1, 1.0) for _ in range(2)]
+    loads["a"].cancelled(long, 8.0)
     assert outstanding(loads, "a", 8.0) == pytest.approx(0.2)
-    assert loads.health("a", 8.0) is Health.UP
-    loads.ended(short[0], 8.1, ok=True)
+    assert loads["a"].health(8.0) is Health.UP
+    loads["a"].ended(short[0], 8.1, ok=True)
     assert state(loads, "a", 8.1).speed.token_s == pytest.approx(SPEED.token_s)
-    assert loads.health("a", 9.0) is Health.SUSPECT  # the other one is late itself
+    assert loads["a"].health(9.0) is Health.SUSPECT  # the other one is late itself
 
 
 def test_silence_is_noticed_though_all_parts_are_cancelled_soon() -> None:
     loads, now_s = loads_of("a"), 0.0
-    tickets = [loads.sent("a", 0.05, now_s) for _ in range(2)]
+    tickets = [loads["a"].sent(0.05, now_s) for _ in range(2)]
     for _ in range(20):
         now_s += 0.1
-        tickets.append(loads.sent("a", 0.05, now_s))
-        loads.cancelled(tickets.pop(0), now_s)
-    assert loads.health("a", now_s) is Health.SUSPECT
+        tickets.append(loads["a"].sent(0.05, now_s))
+        loads["a"].cancelled(tickets.pop(0), now_s)
+    assert loads["a"].health(now_s) is Health.SUSPECT
 
 
 def test_who_has_the_prefix_is_told_to_the_planner() -> None:
-    now = loads_of("a", "b").snapshot(0.0, with_prefix={"b"})
+    loads = loads_of("a", "b")
+    now = loads.snapshot(0.0, with_prefix={loads["b"]})
     assert [each.has_prefix for each in now.states.values()] == [False, True]
 
 
@@ -302,15 +299,15 @@ def test_utilisation_is_the_busy_share_of_late() -> None:
     assert loads.snapshot(0.0).utilisation == 0
     now_s = 0.0
     for _ in range(100):  # one of two, for three quarters of the time
-        ticket = loads.sent("a", 0.075, now_s)
-        loads.ended(ticket, now_s + 0.075, ok=True)
+        ticket = loads["a"].sent(0.075, now_s)
+        loads["a"].ended(ticket, now_s + 0.075, ok=True)
         now_s += 0.1
         used = loads.snapshot(now_s).utilisation
     assert used == pytest.approx(0.375, abs=0.01)
-    loads.reported("b", 100.0, now_s)
+    loads["b"].reported(100.0, now_s)
     assert loads.snapshot(now_s + 10).utilisation == pytest.approx(0.5, abs=0.01)
     for _ in range(3):
-        loads.probed("a", now_s + 10, ok=False)
+        loads["a"].probed(now_s + 10, ok=False)
     assert loads.snapshot(now_s + 40).utilisation == pytest.approx(1.0, abs=0.01)  # b is all
     loads.snapshot(now_s + 500)  # until then nobody has asked
     assert loads.snapshot(now_s + 510).utilisation < 0.01
@@ -330,26 +327,27 @@ def test_whatever_happens_nothing_is_left_in_the_end(
     steps: list[tuple[str, str, float]],
 ) -> None:
     loads, now_s = loads_of("a", "b", "c"), 0.0
-    open_tickets: list[int] = []
+    open_tickets: list[tuple[ReplicaLoad, int]] = []
     for step, replica, number in steps:
         now_s += number / 3
         if step == "sent":
-            open_tickets.append(loads.sent(replica, number, now_s))
+            load = loads[replica]
+            open_tickets.append((load, load.sent(number, now_s)))
         elif step == "reported":
-            loads.reported(replica, number, now_s)
+            loads[replica].reported(number, now_s)
         elif open_tickets:
-            ticket = open_tickets.pop(int(number * 100) % len(open_tickets))
+            load, ticket = open_tickets.pop(int(number * 100) % len(open_tickets))
             if step == "cancelled":
-                loads.cancelled(ticket, now_s)
+                load.cancelled(ticket, now_s)
             else:
-                loads.ended(ticket, now_s, ok=step == "ok")
+                load.ended(ticket, now_s, ok=step == "ok")
         now = loads.snapshot(now_s)
         numbers = [(each.outstanding_s, each.speed.token_s) for each in now.states.values()]
         assert np.isfinite(numbers).all()
         assert (np.array(numbers) >= 0).all()
         assert 0 <= now.utilisation <= 1
-    for ticket in open_tickets:
-        loads.cancelled(ticket, now_s)
+    for load, ticket in open_tickets:
+        load.cancelled(ticket, now_s)
     final = loads.snapshot(now_s + 1000)
     assert [each.outstanding_s for each in final.states.values()] == [0, 0, 0]
     assert all(each.speed.token_s > 0 for each in final.states.values())

@@ -8,7 +8,7 @@ from sglang_prefill_ext.attach.carrier import Reranking
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.fleet.classify_api import read_openai
-from sglang_prefill_ext.fleet.rerank_api import RerankPrompts, answer_body, read_request
+from sglang_prefill_ext.fleet.rerank_api import Reranker, answer_body, read_request
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 
 BODY = {"query": "q", "documents": ["a", "b", "c"]}
@@ -58,9 +58,11 @@ def test_templates_are_filled_in_or_left_to_sglang() -> None:
     wanted = read_request(json.dumps(BODY).encode())
     assert wanted is not None
     template = "{{ messages[0].content }}/{{ messages[1].content }}/{{ instruct | default('d') }}"
-    prompts = RerankPrompts(Reranking(template, 1, 2))
-    assert prompts.of(wanted, PrefillOnlyConfig()) == ["q/a/d", "q/b/d", "q/c/d"]
+    reranker = Reranker(Reranking(template, 1, 2))
+    call = reranker.call(wanted, PrefillOnlyConfig(), None)
+    assert (call.query, call.items) == ("", ["q/a/d", "q/b/d", "q/c/d"])
+    assert call.label_token_ids == [1, 2]
     with pytest.raises(RequestError, match="documents"):
-        prompts.of(wanted, PrefillOnlyConfig(max_items=2))
+        reranker.call(wanted, PrefillOnlyConfig(max_items=2), None)
     with pytest.raises(StockPathTaken):
-        RerankPrompts(Reranking("{{ missing.field.of }}", 1, 2)).of(wanted, PrefillOnlyConfig())
+        Reranker(Reranking("{{ missing.field.of }}", 1, 2)).call(wanted, PrefillOnlyConfig(), None)

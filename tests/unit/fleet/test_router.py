@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from sglang_prefill_ext.errors import EngineUnavailableError
 from sglang_prefill_ext.fleet.fleet import Fleet
 from sglang_prefill_ext.fleet.router import Router
+from sglang_prefill_ext.fleet.selection import Selection
 from sglang_prefill_ext.fleet.settings import Engines
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.process.collector import Collector
@@ -373,3 +375,32 @@ async def test_a_fleet_may_begin_without_engines() -> None:
         assert (await one.http.post("/v1/score", json=SCORE)).status_code == 200
         page = (await one.http.get("/prefill_only/status")).json()
         assert page["deployment"] == {"RUNNING": 1}
+
+
+async def test_an_engine_is_asked_again_whatever_its_silence_leads_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    def fail(*_: object) -> None:
+        asked.append(1)
+        raise ValueError("no session")
+
+    monkeypatch.setattr(Selection, "take_silence", fail)
+    async with routed(Stub(broken=True)):
+        await until(lambda: len(asked) > 1)
+
+
+async def test_without_a_session_requests_go_whole_to_one_engine() -> None:
+    stub = Stub()
+    async with routed(stub) as one:
+        assert (await one.http.post("/v1/score", json=SCORE)).status_code == 200
+        unread = facts(tokenizer="{")
+        stub.offer = an_offer(facts=unread, settings={"weight version": "2"})
+        async with asyncio.timeout(60):
+            while (answer := await one.http.post("/v1/score", json=SCORE)).status_code != 418:
+                assert answer.status_code in (200, 503)
+                await asyncio.sleep(0.1)
+        await one.wait_for(up=1)
+        with pytest.raises(EngineUnavailableError, match="cannot serve the engines of stub"):
+            _ = one.fleet.session

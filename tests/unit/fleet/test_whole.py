@@ -17,6 +17,7 @@ from sglang_prefill_ext.fleet.loads import Loads
 from sglang_prefill_ext.fleet.planning.cost import Speed
 from sglang_prefill_ext.fleet.proxy import NotSentError, hand_on
 from sglang_prefill_ext.fleet.replica import Replica
+from sglang_prefill_ext.fleet.replica_load import ReplicaLoad
 from sglang_prefill_ext.fleet.whole import WholeRequests
 from tests.unit.fleet.stub_engines import Stub, served
 
@@ -24,7 +25,7 @@ from tests.unit.fleet.stub_engines import Stub, served
 def whole_of(*names: str) -> tuple[WholeRequests, Loads]:
     loads = Loads()
     for name in names:
-        loads.add(name, Speed(1e-3, 1e-5), 0.0)
+        loads[name] = ReplicaLoad(Speed(1e-3, 1e-5), 0.0)
     replicas = {name: cast(Replica, SimpleNamespace(url=name, whole=0)) for name in names}
     return WholeRequests(replicas, loads), loads
 
@@ -36,7 +37,7 @@ async def test_another_engine_is_asked_whether_or_not_the_failure_is_known(known
     async def serve(replica: Replica) -> str:
         if replica.url == "a":
             for _ in range(3 * known):
-                loads.probed("a", 0.0, ok=False)
+                loads["a"].probed(0.0, ok=False)
             raise EngineUnavailableError("It has gone.")
         return replica.url
 

@@ -5,7 +5,11 @@ import asyncio
 import pytest
 
 from sglang_prefill_ext.errors import RequestAbortedError
-from sglang_prefill_ext.frontend.worker import outcome_while_connected, while_connected
+from sglang_prefill_ext.frontend.worker import (
+    outcome_while_connected,
+    until_departure,
+    while_connected,
+)
 from tests.unit.frontend.links import StubRequest
 from tests.unit.waiting import until
 
@@ -93,3 +97,43 @@ async def test_a_client_that_cannot_be_watched_is_answered(
     await until(lambda: "no such connection" in caplog.text)
     future.set_result(5)
     assert await waiting == 5
+
+
+class Receiver:
+    """A request whose client may leave."""
+
+    def __init__(self) -> None:
+        self.left = asyncio.Event()
+
+    async def receive(self) -> dict[str, str]:
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+
+async def test_a_departure_ends_what_is_inside_and_what_follows_goes_on() -> None:
+    request, steps = Receiver(), []
+    asyncio.get_running_loop().call_later(0.01, request.left.set)
+    async with until_departure(request):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            steps.append("inside")
+    steps.append("after")
+    assert steps == ["inside", "after"]
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_what_is_inside_may_end_or_fail_before_a_departure(leaves: bool) -> None:
+    request, tasks_before = Receiver(), asyncio.all_tasks()
+
+    async def fail() -> None:
+        async with until_departure(request):
+            if leaves:
+                request.left.set()
+            raise TimeoutError("its own")
+
+    async with until_departure(request):
+        await asyncio.sleep(0.01)
+    with pytest.raises(TimeoutError, match="its own"):
+        await fail()
+    await until(lambda: asyncio.all_tasks() == tasks_before)

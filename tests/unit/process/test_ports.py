@@ -4,9 +4,9 @@ import socket
 
 import pytest
 
-from sglang_prefill_ext.errors import ServerStartError
+from sglang_prefill_ext.errors import ConfigError, ServerStartError
 from sglang_prefill_ext.process import ports
-from sglang_prefill_ext.process.ports import free_port
+from sglang_prefill_ext.process.ports import bound, free_port, joined, reserved
 
 
 def test_free_port_can_be_bound() -> None:
@@ -20,3 +20,28 @@ def test_a_free_port_is_given_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ports, "_PORT_TRIES", 1)
     with pytest.raises(ServerStartError, match="none of 1 ports is free"):
         free_port()
+
+
+def test_a_port_is_kept_for_those_that_share_it() -> None:
+    with reserved("127.0.0.1", 0) as port:
+        with bound("127.0.0.1", port) as sharer:
+            sharer.listen()
+            with (
+                pytest.raises(ConfigError, match=f"--port {port} cannot be used"),
+                reserved("127.0.0.1", port),
+            ):
+                pass
+        assert port > 0
+
+
+def test_an_address_that_is_none_is_refused() -> None:
+    with (
+        pytest.raises(ConfigError, match=r"--host 192\.0\.2\.1 .*Choose another"),
+        reserved("192.0.2.1", 0),
+    ):
+        pass
+
+
+def test_an_ipv6_address_is_told_from_its_port() -> None:
+    assert joined("::1", 80) == "[::1]:80"
+    assert joined("a.example", 80) == "a.example:80"

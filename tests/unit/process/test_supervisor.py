@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -111,3 +112,23 @@ async def test_what_is_said_reaches_every_process_and_those_that_start_later(
     stop.set()
     await running
     assert heard.read_text().count("one") == 2
+
+
+async def test_a_process_that_cannot_be_started_now_is_started_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start, failures = asyncio.create_subprocess_exec, [OSError("no memory"), OSError("no memory")]
+
+    async def fail_first(*args: Any, **options: Any) -> asyncio.subprocess.Process:
+        if failures:
+            raise failures.pop()
+        return await start(*args, **options)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", fail_first)
+    supervisor, stop = Supervisor(command(SLEEPER), 1, grace_s=10), asyncio.Event()
+    running = asyncio.ensure_future(supervisor.run(stop))
+    await until(lambda: supervisor.pids or running.done())
+    assert not running.done()
+    assert alive(supervisor.pids[0])
+    stop.set()
+    await running

@@ -224,3 +224,26 @@ def test_speeds_whose_attention_differs_are_charged_exactly() -> None:
     parts = plan(costs, replicas, extra_work=NO_LIMIT)
     ends = costs_s(costs, parts, replicas)
     assert max(ends) < 1.15 * min(ends)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "saved", "place"),
+    [
+        ([5, 3, 3], [0, 0, 0], 1),  # the least, of equals the first
+        ([5, 3, 3], [3, 0, 0], 0),  # what waits there beyond the least is less than it saves
+        ([5, 3, 3], [2, 0, 0], 0),  # as much, and it is the first
+        ([3, 3, 5], [0, 0, 2], 0),
+        ([6, 3, 3], [2, 0, 0], 1),  # it is more
+        ([6, 3, 5], [4, 0, 4], 2),  # of several who have it
+    ],
+)
+def test_a_whole_request_goes_where_it_is_done_first(
+    waiting: list[int], saved: list[int], place: int
+) -> None:
+    speed, costs = Speed(0.0, 1.0), RowCosts.of(max(saved), [1])
+    replicas = [
+        ReplicaState(waiting_s, speed, has_prefix=saved_s > 0)
+        for waiting_s, saved_s in zip(waiting, saved, strict=True)
+    ]
+    (part,) = plan(costs, replicas, extra_work=-1.0)
+    assert part.replica == place

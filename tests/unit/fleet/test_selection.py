@@ -15,7 +15,7 @@ from sglang_prefill_ext.attach.carrier import (
     state_from,
 )
 from sglang_prefill_ext.errors import EngineUnavailableError
-from sglang_prefill_ext.fleet.members import Member, chosen, difference
+from sglang_prefill_ext.fleet.selection import Member, chosen, difference
 from sglang_prefill_ext.wire.arrays import EmbeddingKind
 from tests.unit.attach.engines import facts
 
@@ -48,22 +48,22 @@ def with_facts(**changes: Any) -> Offer:
     ids=str,
 )
 def test_what_differs_is_named(other: Offer, named: str) -> None:
-    assert named in difference(Member.of(other), Member.of(offer()))
+    assert named in difference(Member(other), Member(offer()))
 
 
 def test_what_does_not_change_answers_may_differ() -> None:
     config = replace(facts().config, attach="/elsewhere", gather_ms=0, launch_tokens=5)
     other = with_facts(config=config, longest_prompt=9)
-    assert not difference(Member.of(other), Member.of(offer()))
+    assert not difference(Member(other), Member(offer()))
 
 
 def test_most_engines_make_the_fleet_and_of_as_many_those_that_made_it() -> None:
-    one, other = Member.of(offer()), Member.of(offer(model_path="n"))
+    one, other = Member(offer()), Member(offer(model_path="n"))
     assert chosen({}, None) is None
     assert chosen({}, one) is one
     assert chosen({"a": one, "b": other}, other) is other
     assert chosen({"a": one, "b": other, "c": other}, one) is other
-    assert chosen({"a": Member.of(offer())}, one) is one
+    assert chosen({"a": Member(offer())}, one) is one
 
 
 def test_another_version_is_no_engine_of_this_fleet() -> None:
