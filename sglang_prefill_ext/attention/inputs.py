@@ -122,7 +122,7 @@ def gather_held(layout: ForwardLayout, cached: HeldKV | None, page_table: Tensor
     """
     if cached is None or page_table is None:
         return [None] * len(layout.groups)
-    lens = [group.held for group in layout.groups]
+    lens = layout.held.tolist()
     keys, values = (torch.split(x.index_select(0, page_table), lens) for x in cached)
     pairs = zip(lens, keys, values, strict=True)
     return [(k, v) if held else None for held, k, v in pairs]
@@ -131,7 +131,7 @@ def gather_held(layout: ForwardLayout, cached: HeldKV | None, page_table: Tensor
 def check_inputs(layout: ForwardLayout, num_queries: int, inputs: LayerInputs, held: Held) -> None:
     """Raise PackingError unless the inputs have the token counts of the layout."""
     lens = [0 if pair is None else pair[0].shape[0] for pair in held]
-    wanted = [group.held for group in layout.groups]
+    wanted = layout.held.tolist()
     if lens != wanted:
         raise PackingError(f"held has {lens} tokens per group, the layout says {wanted}")
     for name, count in (("q", num_queries), ("k", layout.num_tokens), ("v", layout.num_tokens)):

@@ -134,7 +134,7 @@ def _inputs(
         )
 
     q = draw(layout.num_tokens, shape.num_heads, shape.head_dim)
-    num_held = sum(group.held for group in layout.groups)
+    num_held = int(layout.held.sum())
     slots = torch.randperm(2 * num_held, generator=generator)[:num_held].to(device, torch.int32)
     scale, kv = shape.head_dim**-0.5, keys_values(layout.num_tokens)
     inputs = LayerInputs(q, *kv, scale, chunk=shape.chunk)
