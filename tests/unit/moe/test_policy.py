@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sglang_prefill_ext.config import MoePolicy
 from sglang_prefill_ext.moe.blocks import Entry
-from sglang_prefill_ext.moe.policy import BlockTime, Pair, choose, choose_pairs, predicted_s
+from sglang_prefill_ext.moe.policy import BlockTime, Pair, choose, choose_pairs
 
 LARGE, MIDDLE, SMALL = Entry(2048, 128), Entry(512, 64), Entry(128, 16)
 CANDIDATES = (LARGE, MIDDLE, SMALL)
@@ -32,7 +32,7 @@ def test_the_least_time_is_never_above_that_of_any_block_or_of_another_policy(
     assert by_hand[chosen] <= min(by_hand.values()) * (1 + 1e-12)
     (by_ratio,) = choose(MoePolicy.PADDING_RATIO, counts, CANDIDATES, times)
     assert by_hand[chosen] <= by_hand[by_ratio] * (1 + 1e-12)
-    assert predicted_s(counts, chosen, times)[0] == pytest.approx(by_hand[chosen])
+    assert times[chosen].seconds(counts, chosen.block)[0] == pytest.approx(by_hand[chosen])
 
 
 @given(st.lists(COUNTS.map(lambda rows: (rows * 30)[:7]), min_size=1, max_size=5))
