@@ -1,4 +1,4 @@
-"""What an attention layer is given: queries, keys, values and held prefixes."""
+"""What an attention layer is given: queries, keys, values and held prefixes, and its heads."""
 
 from __future__ import annotations
 
@@ -9,13 +9,33 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from sglang_prefill_ext.attention.heads import HeadShape
 from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.layout.tokens import ForwardLayout
 
 HeldKV: TypeAlias = tuple[Tensor, Tensor]
 """Keys `[n, KH, D]` and values `[n, KH, Dv]` of one layer: of a held prefix of n tokens, or of a
 pool of n slots, some of which a page table names."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """Heads of a layer on this rank, and the chunks that they see, see `LayerInputs`."""
+
+    num_heads: int
+    num_key_heads: int
+    head_dim: int
+    value_dim: int
+    chunk: int = 0
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that share a key head."""
+        return self.num_heads // self.num_key_heads
+
+    @property
+    def largest_dim(self) -> int:
+        """The larger of the two head sizes, which a tile of keys or values must hold."""
+        return max(self.head_dim, self.value_dim)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,8 +15,7 @@ from prefill_kernels.errors import KernelArgumentError, check_launchable
 from prefill_kernels.merge_state import merge_state
 from torch import Tensor
 
-from sglang_prefill_ext.attention.heads import HeadShape
-from sglang_prefill_ext.attention.inputs import HeldKV, LayerInputs
+from sglang_prefill_ext.attention.inputs import HeadShape, HeldKV, LayerInputs
 from sglang_prefill_ext.attention.prefix_libraries import LIBRARIES, LibraryPrefixes
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.layout.kernel_plan import KernelPlan, of_fixed_size, plan_tiles

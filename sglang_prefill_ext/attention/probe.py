@@ -17,8 +17,7 @@ from prefill_kernels.label_readout import label_readout
 from torch import Tensor
 
 from sglang_prefill_ext.attention.dense import DenseAttention
-from sglang_prefill_ext.attention.heads import HeadShape
-from sglang_prefill_ext.attention.inputs import HeldKV, LayerInputs
+from sglang_prefill_ext.attention.inputs import HeadShape, HeldKV, LayerInputs
 from sglang_prefill_ext.attention.kernels import KernelAttention
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.layout.kernel_plan import DIVIDED_PREFIX_TOKENS
