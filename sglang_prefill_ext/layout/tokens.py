@@ -141,12 +141,7 @@ class ForwardLayout:
         """int64 `[rows]`: flat index of each row's first token."""
         if self._is_one_prompt:
             return np.zeros(1, np.int64)
-        return np.concatenate(
-            [
-                start + group.fresh + starts_of(group.suffix_lens)
-                for start, group in zip(self.group_starts, self.groups, strict=True)
-            ]
-        )
+        return np.delete(starts_of(self._segment_lens), self._prefixes)
 
     @property
     def reads_row_ends(self) -> bool:
@@ -158,9 +153,7 @@ class ForwardLayout:
         """int64 `[rows]`: flat index of each row's last token."""
         if self._is_one_prompt:
             return np.array([self.num_tokens - 1])
-        lens = np.concatenate([group.suffix_lens for group in self.groups])
-        last: NDArray[np.int64] = self.row_starts + lens - 1
-        return last
+        return np.delete(self._segment_ends, self._prefixes)
 
     def read_positions(self) -> NDArray[np.int64]:
         """int64 `[reads]`: flat index of each token that is read, in the order of the tokens."""
@@ -168,14 +161,11 @@ class ForwardLayout:
             return self.row_starts
         if self.reads_row_ends:
             return self.row_ends
-        lens, ends = [], []
-        row_ends = np.split(self.row_ends, np.cumsum([g.num_rows for g in self.groups])[:-1])
-        for start, group, rows in zip(self.group_starts, self.groups, row_ends, strict=True):
-            lens += [np.array([group.prefix_reads]), group.row_reads()]
-            ends += [np.array([start + group.fresh - 1]), rows]
-        counts = np.concatenate(lens)
+        counts = np.concatenate(
+            [part for group in self.groups for part in ([group.prefix_reads], group.row_reads())]
+        )
         offsets = np.arange(counts.sum()) - np.repeat(starts_of(counts), counts)
-        reads: NDArray[np.int64] = np.repeat(np.concatenate(ends) - counts + 1, counts) + offsets
+        reads: NDArray[np.int64] = np.repeat(self._segment_ends - counts + 1, counts) + offsets
         return reads
 
     def last_layer_queries(self) -> NDArray[np.int64]:
@@ -189,10 +179,9 @@ class ForwardLayout:
         """int64 `[T]`: position of each token in its own prompt (for rotary embeddings)."""
         if self._is_one_prompt:
             return np.arange(self.num_tokens)
-        segments = np.array([1 + group.num_rows for group in self.groups])
-        first = np.repeat(self.held + self.fresh, segments)
-        first[starts_of(segments)] = self.held
-        lens = self._segment_lens()
+        first = np.repeat(self.held + self.fresh, [1 + group.num_rows for group in self.groups])
+        first[self._prefixes] = self.held
+        lens = self._segment_lens
         return np.arange(self.num_tokens) + np.repeat(first - starts_of(lens), lens)
 
     def chunk_starts(self, chunk: int) -> NDArray[np.int64]:
@@ -205,22 +194,31 @@ class ForwardLayout:
 
     def segment_starts(self) -> NDArray[np.int64]:
         """int64 `[T]`: flat index of the first token of each token's segment."""
-        lens = self._segment_lens()
-        return np.repeat(starts_of(lens), lens)
+        return np.repeat(starts_of(self._segment_lens), self._segment_lens)
 
     def last_keys(self) -> NDArray[np.int64]:
         """int64 `[T]`: for each token, flat index of the last token in its segment that it sees."""
         if self.causal:
             return np.arange(self.num_tokens)
-        lens = self._segment_lens()
-        return np.repeat(bounds_of(lens)[1:] - 1, lens)
+        return np.repeat(self._segment_ends, self._segment_lens)
 
+    @cached_property
     def _segment_lens(self) -> NDArray[np.int64]:
         """One entry per segment, a fresh prefix of length zero included."""
         lens: NDArray[np.int64] = np.concatenate(
             [part for group in self.groups for part in ([group.fresh], group.suffix_lens)]
         )
         return lens
+
+    @cached_property
+    def _segment_ends(self) -> NDArray[np.int64]:
+        """Flat index of the last token of each segment."""
+        return self._segment_lens.cumsum(dtype=np.int64) - 1
+
+    @cached_property
+    def _prefixes(self) -> NDArray[np.int64]:
+        """int64 `[groups]`: number of each group's fresh prefix among all segments."""
+        return starts_of(np.array([1 + group.num_rows for group in self.groups]))
 
 
 def starts_of(lens: NDArray[np.integer]) -> NDArray[np.int64]:
