@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.config import MoePolicy
-from sglang_prefill_ext.moe.blocks import Entry
-from sglang_prefill_ext.moe.policy import BlockTime, Pair, choose, choose_pairs
+from sglang_prefill_ext.moe import policy as rule
+from sglang_prefill_ext.moe.blocks import Entry, padded_rows
+from sglang_prefill_ext.moe.policy import BlockTime, Pair, alignment_for, choose, choose_pairs
+from sglang_prefill_ext.moe.routing import RoutingAverage
 
 LARGE, MIDDLE, SMALL = Entry(2048, 128), Entry(512, 64), Entry(128, 16)
 CANDIDATES = (LARGE, MIDDLE, SMALL)
@@ -125,3 +127,26 @@ def test_there_is_no_pair_of_one() -> None:
     for times in ({LARGE: BlockTime(0, 1.0)}, {MIDDLE: BlockTime(0, 1.0)}):
         assert choose_pairs(MoePolicy.LEAST_TIME, rows, CANDIDATES, times) == [LARGE]
     assert choose_pairs(MoePolicy.PADDING_RATIO, rows, (MIDDLE, LARGE), {}) == [MIDDLE]
+
+
+# DeepGEMM's alignment, a multiple to which the rows of an expert are padded
+
+CHOOSING = [policy for policy in MoePolicy if policy is not MoePolicy.STOCK]
+ROWS = [1, 64, 127, 128, 1000, 4096, 18_432, 32_768, 131_072]
+
+
+@pytest.mark.parametrize("policy", CHOOSING)
+@pytest.mark.parametrize("experts", [1, 8, 128])
+def test_64_rows_where_128_would_pad_too_much(policy: MoePolicy, experts: int) -> None:
+    chosen = [alignment_for(policy, rows, experts) for rows in ROWS]
+    expected = [RoutingAverage(1, experts).rows(rows) for rows in ROWS]
+    ratios = [
+        padded_rows(each, rule.LARGE)[0] / rows for each, rows in zip(expected, ROWS, strict=True)
+    ]
+    assert chosen == [rule.SMALL if ratio > rule.RATIO else rule.LARGE for ratio in ratios]
+    assert chosen[0] == rule.SMALL
+    assert chosen[-1] == rule.LARGE
+
+
+def test_the_stock_policy_keeps_128() -> None:
+    assert {alignment_for(MoePolicy.STOCK, rows, 128) for rows in ROWS} == {rule.LARGE}
