@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from bench.expert_parallelism.placement import Shares
 from bench.moe.shapes import Shape, assumed_times
 from sglang_prefill_ext.fleet.planning.cost import Speed
-from sglang_prefill_ext.moe.policy import predicted_s
 from sglang_prefill_ext.sizing.forward import MAX_FORWARD_TOKENS, Serving, routed_operations
 from sglang_prefill_ext.sizing.sublayers import Experts
 
@@ -138,7 +137,7 @@ class Engine:
         table, device = self.blocks.table, self.serving.device
         times = assumed_times(table)
         entries = table.candidates(int(batch.tokens.sum()))
-        computed = np.min([predicted_s(rows, entry, times) for entry in entries], axis=0)
+        computed = np.min([times[entry].seconds(rows, entry.block) for entry in entries], axis=0)
         row_operations = self._experts.routed_operations / self._experts.active_count
         numbers = row_operations / 2 * (-np.expm1(-rows)).sum(axis=-1)  # experts with a row
         read_s = self.serving.number_bytes * numbers / device.bytes_per_s

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from bench.kernels.attention_baselines import BASELINES, Problem
 from bench.kernels.harness import Build, Case, Way, cuda_device, measure
-from sglang_prefill_ext.attention.heads import HeadShape
-from sglang_prefill_ext.attention.inputs import LayerInputs
+from sglang_prefill_ext.attention.inputs import HeadShape, LayerInputs
 from sglang_prefill_ext.attention.kernels import KernelAttention
 from sglang_prefill_ext.attention.prefix_libraries import LIBRARIES
 from sglang_prefill_ext.config import AttentionWay

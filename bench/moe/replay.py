@@ -17,7 +17,7 @@ from sglang_prefill_ext.config import MoePolicy, MoeSource
 from sglang_prefill_ext.forward.expert_blocks import ExpertBlocks
 from sglang_prefill_ext.forward.expert_counts import ExpertCounts
 from sglang_prefill_ext.moe.blocks import padded_rows
-from sglang_prefill_ext.moe.policy import Pair, predicted_s
+from sglang_prefill_ext.moe.policy import Pair
 
 WAYS = {
     "stock": (MoePolicy.STOCK, MoeSource.HISTORY),
@@ -111,9 +111,9 @@ def _spent(shape: Shape, blocks: ExpertBlocks, forward: Forward) -> NDArray[np.f
         if isinstance(chosen, Pair):
             chosen = chosen.taken(rows)
         times = assumed_times(shape.table)
-        best = min(float(predicted_s(rows, entry, times)) for entry in candidates)
+        best = min(float(times[entry].seconds(rows, entry.block)) for entry in candidates)
         padded = float(padded_rows(rows, chosen.block))
-        total += (rows.sum(), padded, float(predicted_s(rows, chosen, times)), best)
+        total += (rows.sum(), padded, float(times[chosen].seconds(rows, chosen.block)), best)
     return total
 
 

@@ -1,4 +1,4 @@
-"""What an attention layer is given: queries, keys, values and held prefixes."""
+"""What an attention layer is given: queries, keys, values and held prefixes, and its heads."""
 
 from __future__ import annotations
 
@@ -9,13 +9,33 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from sglang_prefill_ext.attention.heads import HeadShape
 from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.layout.tokens import ForwardLayout
 
 HeldKV: TypeAlias = tuple[Tensor, Tensor]
 """Keys `[n, KH, D]` and values `[n, KH, Dv]` of one layer: of a held prefix of n tokens, or of a
 pool of n slots, some of which a page table names."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """Heads of a layer on this rank, and the chunks that they see, see `LayerInputs`."""
+
+    num_heads: int
+    num_key_heads: int
+    head_dim: int
+    value_dim: int
+    chunk: int = 0
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that share a key head."""
+        return self.num_heads // self.num_key_heads
+
+    @property
+    def largest_dim(self) -> int:
+        """The larger of the two head sizes, which a tile of keys or values must hold."""
+        return max(self.head_dim, self.value_dim)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,7 +142,7 @@ def gather_held(layout: ForwardLayout, cached: HeldKV | None, page_table: Tensor
     """
     if cached is None or page_table is None:
         return [None] * len(layout.groups)
-    lens = [group.held for group in layout.groups]
+    lens = layout.held.tolist()
     keys, values = (torch.split(x.index_select(0, page_table), lens) for x in cached)
     pairs = zip(lens, keys, values, strict=True)
     return [(k, v) if held else None for held, k, v in pairs]
@@ -131,7 +151,7 @@ def gather_held(layout: ForwardLayout, cached: HeldKV | None, page_table: Tensor
 def check_inputs(layout: ForwardLayout, num_queries: int, inputs: LayerInputs, held: Held) -> None:
     """Raise PackingError unless the inputs have the token counts of the layout."""
     lens = [0 if pair is None else pair[0].shape[0] for pair in held]
-    wanted = [group.held for group in layout.groups]
+    wanted = layout.held.tolist()
     if lens != wanted:
         raise PackingError(f"held has {lens} tokens per group, the layout says {wanted}")
     for name, count in (("q", num_queries), ("k", layout.num_tokens), ("v", layout.num_tokens)):

@@ -15,16 +15,10 @@ from prefill_kernels.errors import KernelArgumentError, check_launchable
 from prefill_kernels.merge_state import merge_state
 from torch import Tensor
 
-from sglang_prefill_ext.attention.heads import HeadShape
-from sglang_prefill_ext.attention.inputs import HeldKV, LayerInputs
+from sglang_prefill_ext.attention.inputs import HeadShape, HeldKV, LayerInputs
 from sglang_prefill_ext.attention.prefix_libraries import LIBRARIES, LibraryPrefixes
 from sglang_prefill_ext.config import AttentionWay
-from sglang_prefill_ext.layout.kernel_plan import (
-    KernelPlan,
-    most_tiles,
-    plan_tiles,
-    with_idle_tiles,
-)
+from sglang_prefill_ext.layout.kernel_plan import KernelPlan, of_fixed_size, plan_tiles
 from sglang_prefill_ext.layout.tokens import ForwardLayout
 
 
@@ -72,7 +66,7 @@ class KernelAttention:
                 large = fused.block_tokens(*sizes, fused.KeyParts.PREFIX)
                 plans.append(plan(block_tokens=large, programs=processors))
             if most_groups is not None:
-                return [_of_fixed_size(each, most_groups) for each in plans]
+                return [of_fixed_size(each, most_groups) for each in plans]
             ends = layout.last_layer_queries()
             return [*plans, plan(block_tokens=own, programs=programs, queries=ends)]
 
@@ -171,12 +165,6 @@ def _fused(
         # The sinks must be counted once, so with the own keys only.
         sinks=inputs.sinks if fused.KeyParts.OWN in parts else None,
     )
-
-
-def _of_fixed_size(plan: KernelPlan, most_groups: int) -> KernelPlan:
-    """Add idle tiles to a plan whose queries are all tokens, up to the most for `most_groups`."""
-    tokens = len(plan.query_token)
-    return with_idle_tiles(plan, most_tiles(tokens, tokens, most_groups, plan.block_tokens))
 
 
 def _device_plan(plan: KernelPlan, arrays: Iterable[Tensor]) -> fused.TilePlan:

@@ -7,25 +7,7 @@ from torch import Tensor
 def merge_states(
     out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Attention over the union of two disjoint key sets, from the attention over each.
-
-    ::
-
-        lse = log(exp(lse_a) + exp(lse_b))
-        out = (exp(lse_a) * out_a + exp(lse_b) * out_b) / exp(lse)
-
-    Source: the composition of attention states in FlashInfer (Ye et al. 2025, section 2.2), which
-    is the rescaling step of FlashAttention (Dao et al. 2022, algorithm 1) for two blocks.
-
-    Args:
-        out_a, out_b: `[tokens, heads, head_dim]`, any strides, both of one floating dtype.
-        lse_a, lse_b: `[tokens, heads]` float32, natural log; -inf where the side saw no key.
-
-    Returns:
-        `out` `[tokens, heads, head_dim]` in the dtype of the inputs and `lse` `[tokens, heads]`
-        float32. A side of weight zero is not used, whatever its `out` holds (NaN included). Where
-        both sides are empty, `out` is 0 and `lse` is -inf; where one `lse` is NaN, both are NaN.
-    """
+    """As `prefill_kernels.merge_state`, for any strides and floating dtypes."""
     lse = torch.logaddexp(lse_a, lse_b)
     # exp(lse_b) / (exp(lse_a) + exp(lse_b)); NaN where both sides are empty or an lse is NaN. NaN
     # compares false, so neither side is used there. Where both sides are empty the weight becomes

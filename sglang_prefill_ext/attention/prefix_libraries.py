@@ -79,11 +79,6 @@ class LibraryPrefixes:
         return fresh.index_select(0, self._key_index)
 
 
-def tokens_first(lse: Tensor) -> Tensor:
-    """A view `[tokens, heads]` of `[heads, tokens]`."""
-    return lse.transpose(0, 1)
-
-
 def flash_attention_3(plan: RaggedPlan, query_bounds: Tensor, key_bounds: Tensor) -> RaggedAttend:
     """FlashAttention-3 as sglang-kernel ships it; its log-sum-exp is `[heads, tokens]`."""
     from sgl_kernel.flash_attn import flash_attn_varlen_func
@@ -101,7 +96,7 @@ def flash_attention_3(plan: RaggedPlan, query_bounds: Tensor, key_bounds: Tensor
             causal=False,
             return_softmax_lse=True,
         )
-        return out, tokens_first(lse)
+        return out, lse.T
 
     return attend
 

@@ -17,8 +17,7 @@ from prefill_kernels.label_readout import label_readout
 from torch import Tensor
 
 from sglang_prefill_ext.attention.dense import DenseAttention
-from sglang_prefill_ext.attention.heads import HeadShape
-from sglang_prefill_ext.attention.inputs import HeldKV, LayerInputs
+from sglang_prefill_ext.attention.inputs import HeadShape, HeldKV, LayerInputs
 from sglang_prefill_ext.attention.kernels import KernelAttention
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.layout.kernel_plan import DIVIDED_PREFIX_TOKENS
@@ -134,7 +133,7 @@ def _inputs(
         )
 
     q = draw(layout.num_tokens, shape.num_heads, shape.head_dim)
-    num_held = sum(group.held for group in layout.groups)
+    num_held = int(layout.held.sum())
     slots = torch.randperm(2 * num_held, generator=generator)[:num_held].to(device, torch.int32)
     scale, kv = shape.head_dim**-0.5, keys_values(layout.num_tokens)
     inputs = LayerInputs(q, *kv, scale, chunk=shape.chunk)

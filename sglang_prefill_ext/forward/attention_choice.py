@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from sglang_prefill_ext.attention.heads import HeadShape
+from sglang_prefill_ext.attention.inputs import HeadShape
 from sglang_prefill_ext.attention.kernels import kernel_obstacle
 from sglang_prefill_ext.attention.prefix_libraries import LIBRARIES, library_obstacle
 from sglang_prefill_ext.attention.probe import wrong_kernel, wrong_library

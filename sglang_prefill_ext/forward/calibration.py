@@ -22,12 +22,14 @@ from sglang_prefill_ext.forward.memory import (
     free_bytes,
     peak_bytes,
 )
-from sglang_prefill_ext.forward.pace import Pace, measured_pace, run
-from sglang_prefill_ext.forward.sample_plans import (
+from sglang_prefill_ext.forward.pace import (
     CHUNK_TOKENS,
     LEAST_TOKENS,
     ROW_TOKENS,
+    Pace,
     chunk_plans,
+    measured_pace,
+    run,
     sample_plan,
 )
 from sglang_prefill_ext.layout.recurrence_plan import carries_states

@@ -13,8 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from sglang_prefill_ext.attention.heads import HeadShape
-from sglang_prefill_ext.attention.inputs import HeldKV
+from sglang_prefill_ext.attention.inputs import HeadShape, HeldKV
 from sglang_prefill_ext.recurrent.layers import HeldStates
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.wire.arrays import Int32Array

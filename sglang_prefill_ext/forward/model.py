@@ -10,8 +10,7 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from sglang_prefill_ext.attention.heads import HeadShape
-from sglang_prefill_ext.attention.inputs import LayerInputs
+from sglang_prefill_ext.attention.inputs import HeadShape, LayerInputs
 from sglang_prefill_ext.forward.kv_pool import KVPool
 from sglang_prefill_ext.forward.readers.logit_chunks import ProductHead
 from sglang_prefill_ext.layout.recurrence_plan import Recurrence

@@ -1,4 +1,4 @@
-"""Time forwards: what a launch costs, and what each token adds."""
+"""Forwards that are run at start: their plans, and what a launch and each token cost."""
 
 from __future__ import annotations
 
@@ -6,17 +6,76 @@ import timeit
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
+
 from sglang_prefill_ext.forward.executor import PackedExecutor
-from sglang_prefill_ext.forward.sample_plans import (
-    CHUNK_TOKENS,
-    LEAST_TOKENS,
-    ROW_TOKENS,
-    sample_plan,
-)
-from sglang_prefill_ext.scheduling.planner import ForwardPlan
+from sglang_prefill_ext.forward.model import Model
+from sglang_prefill_ext.scheduling.budget import ForwardBudget
+from sglang_prefill_ext.scheduling.planner import ForwardPlan, plan_forward
 from sglang_prefill_ext.scheduling.prefixed_forward import Executor
+from sglang_prefill_ext.scheduling.split import split_request
+from sglang_prefill_ext.wire.arrays import int_array
+from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.read import Labels, Vectors
+from sglang_prefill_ext.wire.sampling import Sampling
 
 _TIMED_RUNS = 3
+
+CHUNK_TOKENS = 4096
+"""A forward with one row of so many tokens fills whole chunks of attention scores."""
+
+ROW_TOKENS = 64
+"""Tokens of a usual row without its prefix; the sample with the most rows has 32 times as many."""
+
+LEAST_TOKENS = 128
+"""Of a large sample: samples need different sizes, so they may exceed a smaller limit."""
+
+
+def sample_plan(tokens: int, rows: int, model: Model) -> ForwardPlan:
+    """A forward of `tokens` tokens, whose rows are read over the whole vocabulary or as vectors.
+
+    If there are several rows and prompts can share a prefix, the prefix has a quarter of the
+    tokens. If prompts cannot be so long, it is shorter, and there are more rows. Token ids differ,
+    since equal ones would all be routed to the same experts.
+    """
+    prefix = tokens // 4 if rows > 1 and model.causal else 0
+    if model.longest_prompt is not None:
+        prefix = min(prefix, model.longest_prompt // 2)
+        rows = max(rows, -(-(tokens - prefix) // (model.longest_prompt - prefix)))
+    lens = np.diff(np.linspace(0, tokens - prefix, rows + 1).astype(np.int32))
+    packed = PackedRows(
+        np.arange(tokens, dtype=np.int32) % model.vocab_size,
+        prefix,
+        int_array(lens.tolist()),
+        Vectors(model.vector_width) if model.vector_width else Labels(int_array([0])),
+    )
+    return _plan_of(packed)
+
+
+def chunk_plans(chunk_reads: int, tokens: int) -> list[ForwardPlan]:
+    """Forwards of at most `tokens` rows of one token that fill two chunks of logits.
+
+    One reads the most probable token of each row, the other draws a token.
+    """
+    rows = min(2 * chunk_reads, tokens)
+    sampled = Sampling.one(temperature=1.0, top_p=0.9, min_p=0.0, top_k=50, seed=1, biases={})
+    draws = Sampling(np.repeat(sampled.draws, rows), sampled.biases)
+    return [
+        _plan_of(
+            PackedRows(
+                np.zeros(rows, np.int32),
+                0,
+                int_array([1] * rows),
+                Labels(num_best=1, sampling=sampling),
+            )
+        )
+        for sampling in (None, draws)
+    ]
+
+
+def _plan_of(packed: PackedRows) -> ForwardPlan:
+    (piece,) = split_request(packed, ForwardBudget(len(packed.tokens)))
+    return plan_forward([piece])
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_prefill_ext.errors import PackingError
-from sglang_prefill_ext.layout.tokens import ForwardLayout
+from sglang_prefill_ext.layout.tokens import ForwardLayout, starts_of
 
 SPAN_BLOCKS = 8
 """The queries of a tile lie within so many times `block_tokens` tokens. Without this bound, one
@@ -33,15 +32,8 @@ _KEY_BLOCK = 64
 class KernelPlan:
     """The arrays of the kernels' `TilePlan`, on the host.
 
-    Attributes:
-        query_token: int32 `[Q]`: the last token that each query sees in its own row or fresh
-            prefix: the query itself or, if the layout is not causal, the end of its row.
-        segment_start: int32 `[Q]`: first token of the query's own row or fresh prefix.
-        tiles: int32 `[num_tiles, 10]`: query_start, query_stop, fresh_start, fresh_stop, own_start,
-            own_stop, page_offset, cached_len, behind, part. Every query is in `parts` tiles. Tiles
-            are in descending order of their keys, so that no long one runs alone at the end.
-        block_tokens: most queries of a tile.
-        parts: number of tiles among which the keys of each query are divided.
+    Every query is in `parts` tiles. Tiles are in descending order of their keys, so that no long
+    one runs alone at the end.
     """
 
     query_token: NDArray[np.int32]
@@ -72,9 +64,7 @@ def plan_tiles(
         key_heads: number of key heads; the kernel runs one program per tile and key head.
         chunk: see `LayerInputs`; a tile never crosses the border of a chunk.
     """
-    held = np.array([group.held for group in layout.groups], dtype=np.int64)
-    fresh = np.array([group.fresh for group in layout.groups], dtype=np.int64)
-    group_starts = layout.group_starts
+    held, fresh, group_starts = layout.held, layout.fresh, layout.group_starts
     starts = np.stack([group_starts, group_starts + fresh], axis=1).ravel()
     lens = np.diff(starts, append=layout.num_tokens)
     section = np.repeat(np.arange(starts.size), lens)
@@ -94,10 +84,7 @@ def plan_tiles(
     group, in_rows = np.divmod(section[first], 2)
     unseen_held = np.minimum(unseen[first], held[group])
     unseen_fresh = np.minimum(unseen[first] - unseen_held, fresh[group])
-    page_offset, cached_len = (
-        (np.cumsum(held) - held)[group] + unseen_held,
-        held[group] - unseen_held,
-    )
+    page_offset, cached_len = starts_of(held)[group] + unseen_held, held[group] - unseen_held
     fresh_start = (group_starts[group] + unseen_fresh) * in_rows
     fresh_len = (fresh[group] - unseen_fresh) * in_rows
     own_start, own_stop = segment_start[first], last_key[stop - 1] + 1
@@ -159,29 +146,19 @@ def _divided(tiles: NDArray[np.int64], parts: int) -> NDArray[np.int64]:
     return tiles
 
 
-def most_tiles(num_tokens: int, num_queries: int, num_groups: int, block_tokens: int) -> int:
-    """Return a number of tiles that `plan_tiles` with undivided keys never exceeds.
+def of_fixed_size(plan: KernelPlan, most_groups: int) -> KernelPlan:
+    """Append tiles without queries, as many as any layout of as many tokens may need.
 
     Args:
-        num_tokens, num_groups: of the layout.
-        num_queries: how many of the tokens are queries.
+        plan: its queries are all tokens, and their keys are not divided.
+        most_groups: of these layouts.
     """
+    tokens = len(plan.query_token)
     # Every window of a section leaves one tile that is not full.
-    windows = num_tokens // (SPAN_BLOCKS * block_tokens) + 2 * num_groups
-    return num_queries // block_tokens + windows
-
-
-def with_idle_tiles(plan: KernelPlan, num_tiles: int) -> KernelPlan:
-    """Append tiles without queries, so that there are `num_tiles`.
-
-    Raises:
-        PackingError: the plan has more tiles already.
-    """
-    missing = num_tiles - len(plan.tiles)
-    if missing < 0:
-        raise PackingError(f"the plan has {len(plan.tiles)} tiles; there is room for {num_tiles}")
-    tiles = np.concatenate([plan.tiles, np.zeros((missing, plan.tiles.shape[1]), np.int32)])
-    return replace(plan, tiles=tiles)
+    windows = tokens // (SPAN_BLOCKS * plan.block_tokens) + 2 * most_groups
+    missing = tokens // plan.block_tokens + windows - len(plan.tiles)
+    assert missing >= 0, "choose a larger graph"
+    return replace(plan, tiles=np.pad(plan.tiles, ((0, missing), (0, 0))))
 
 
 def _cut(

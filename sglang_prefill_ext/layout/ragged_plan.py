@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_prefill_ext.layout.tokens import ForwardLayout
+from sglang_prefill_ext.layout.tokens import ForwardLayout, bounds_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,11 +54,7 @@ def plan_prefixes(layout: ForwardLayout) -> RaggedPlan:
         keys += [held, np.concatenate([held, fresh])]
     asked = [(count, seen) for count, seen in zip(queries, keys, strict=True) if count]
     return RaggedPlan(
-        _bounds([count for count, _ in asked]),
-        _bounds([len(seen) for _, seen in asked]),
+        bounds_of([count for count, _ in asked]).astype(np.int32),
+        bounds_of([len(seen) for _, seen in asked]).astype(np.int32),
         np.concatenate([seen for _, seen in asked]).astype(np.int32),
     )
-
-
-def _bounds(lens: list[int]) -> NDArray[np.int32]:
-    return np.cumsum([0, *lens], dtype=np.int32)

@@ -9,6 +9,8 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from sglang_prefill_ext.layout.tokens import bounds_of
+
 CHUNK = 64
 """Tokens of a prompt that are computed at a time, as in SGLang's kernels."""
 
@@ -120,12 +122,12 @@ class Part:
     @property
     def bounds(self) -> NDArray[np.int32]:
         """int32 ``[n + 1]``: where each begins, then the number of tokens."""
-        return _bounds(self.sequences.lens)
+        return bounds_of(self.sequences.lens).astype(np.int32)
 
     @property
     def chunk_bounds(self) -> NDArray[np.int32]:
         """int32 ``[n + 1]``: the first chunk of each, then the number of chunks."""
-        return _bounds(chunks_of(self.sequences.lens))
+        return bounds_of(chunks_of(self.sequences.lens)).astype(np.int32)
 
     def chunks(self) -> NDArray[np.int32]:
         """int32 ``[num_chunks, 2]``: sequence of each chunk, and its number within that.
@@ -165,8 +167,3 @@ class Pass:
 
 def _aligned(count: int) -> int:
     return -(-count // _ALIGNED) * _ALIGNED
-
-
-def _bounds(counts: Ints) -> NDArray[np.int32]:
-    """Where each of consecutive ranges begins, then where the last one ends."""
-    return np.concatenate([[0], counts.cumsum()]).astype(np.int32)

@@ -120,8 +120,8 @@ class RecurrencePlan:
         """The pass of some groups, whose tokens begin at `first` in the order."""
         divided = [group for group in groups if self._is_divided[group]]
         slots = {group: 1 + number for number, group in enumerate(divided)}
-        fresh = [group for group in divided if self._fresh[group]]
-        prefixes = _sequences(self._fresh[fresh], [slots[group] for group in fresh])
+        fresh = [group for group in divided if self.layout.fresh[group]]
+        prefixes = _sequences(self.layout.fresh[fresh], [slots[group] for group in fresh])
         lens, of_rows = list[int](), list[int]()
         for group in groups:
             span = self.layout.groups[group]
@@ -159,11 +159,10 @@ class RecurrencePlan:
 
     def _before(self, groups: Ints, of_row: NDArray[np.bool_], back: Ints) -> Ints:
         """The token that lies `back` >= 1 tokens before the start of a row, or of a prefix."""
-        fresh = np.where(of_row, self._fresh[groups], 0)
+        fresh = np.where(of_row, self.layout.fresh[groups], 0)
         in_held = back - fresh  # counted from the end of the held prefix, from 1
-        held = np.array([group.held for group in self.layout.groups], dtype=np.int64)[groups]
         nothing = self.layout.num_tokens + self.recurrence.width - 1
-        outside = nothing - np.where(in_held <= held, in_held, 0)
+        outside = nothing - np.where(in_held <= self.layout.held[groups], in_held, 0)
         inside = self.layout.group_starts[groups] + fresh - back
         before: Ints = np.where(back <= fresh, inside, outside)
         return before
@@ -188,10 +187,6 @@ class RecurrencePlan:
         return [0, *starts.tolist(), len(self.layout.groups)]
 
     @cached_property
-    def _fresh(self) -> Ints:
-        return np.array([group.fresh for group in self.layout.groups], dtype=np.int64)
-
-    @cached_property
     def _groups(self) -> Ints:
         """int64 ``[T]``: the group of each token."""
         tokens = [group.num_tokens for group in self.layout.groups]
@@ -201,7 +196,7 @@ class RecurrencePlan:
     def _is_row(self) -> NDArray[np.bool_]:
         """bool ``[T]``: whether each token is one of a row, and not of a prefix."""
         offsets = np.arange(self.layout.num_tokens) - self.layout.group_starts[self._groups]
-        return offsets >= self._fresh[self._groups]
+        return offsets >= self.layout.fresh[self._groups]
 
 
 def _sequences(lens: Sequence[int] | Ints, slots: Sequence[int]) -> Sequences:

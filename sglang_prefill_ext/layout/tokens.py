@@ -8,6 +8,7 @@ A *segment* is one bracket: a fresh prefix or a row. Positions restart at the pr
 every row, so each row is numbered exactly as if it had been sent alone.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -121,21 +122,26 @@ class ForwardLayout:
         return not others and not first.prefix_len and first.num_rows == 1
 
     @cached_property
+    def held(self) -> NDArray[np.int64]:
+        """int64 `[groups]`: `GroupSpan.held` of each group."""
+        return np.array([group.held for group in self.groups], dtype=np.int64)
+
+    @cached_property
+    def fresh(self) -> NDArray[np.int64]:
+        """int64 `[groups]`: `GroupSpan.fresh` of each group."""
+        return np.array([group.fresh for group in self.groups], dtype=np.int64)
+
+    @cached_property
     def group_starts(self) -> NDArray[np.int64]:
         """int64 `[groups]`: flat index of the first token of each group."""
-        return _starts(np.array([group.num_tokens for group in self.groups], dtype=np.int64))
+        return starts_of(np.array([group.num_tokens for group in self.groups], dtype=np.int64))
 
     @cached_property
     def row_starts(self) -> NDArray[np.int64]:
         """int64 `[rows]`: flat index of each row's first token."""
         if self._is_one_prompt:
             return np.zeros(1, np.int64)
-        return np.concatenate(
-            [
-                start + group.fresh + _starts(group.suffix_lens)
-                for start, group in zip(self.group_starts, self.groups, strict=True)
-            ]
-        )
+        return np.delete(starts_of(self._segment_lens), self._prefixes)
 
     @property
     def reads_row_ends(self) -> bool:
@@ -147,9 +153,7 @@ class ForwardLayout:
         """int64 `[rows]`: flat index of each row's last token."""
         if self._is_one_prompt:
             return np.array([self.num_tokens - 1])
-        lens = np.concatenate([group.suffix_lens for group in self.groups])
-        last: NDArray[np.int64] = self.row_starts + lens - 1
-        return last
+        return np.delete(self._segment_ends, self._prefixes)
 
     def read_positions(self) -> NDArray[np.int64]:
         """int64 `[reads]`: flat index of each token that is read, in the order of the tokens."""
@@ -157,14 +161,11 @@ class ForwardLayout:
             return self.row_starts
         if self.reads_row_ends:
             return self.row_ends
-        lens, ends = [], []
-        row_ends = np.split(self.row_ends, np.cumsum([g.num_rows for g in self.groups])[:-1])
-        for start, group, rows in zip(self.group_starts, self.groups, row_ends, strict=True):
-            lens += [np.array([group.prefix_reads]), group.row_reads()]
-            ends += [np.array([start + group.fresh - 1]), rows]
-        counts = np.concatenate(lens)
-        offsets = np.arange(counts.sum()) - np.repeat(_starts(counts), counts)
-        reads: NDArray[np.int64] = np.repeat(np.concatenate(ends) - counts + 1, counts) + offsets
+        counts = np.concatenate(
+            [part for group in self.groups for part in ([group.prefix_reads], group.row_reads())]
+        )
+        offsets = np.arange(counts.sum()) - np.repeat(starts_of(counts), counts)
+        reads: NDArray[np.int64] = np.repeat(self._segment_ends - counts + 1, counts) + offsets
         return reads
 
     def last_layer_queries(self) -> NDArray[np.int64]:
@@ -178,15 +179,10 @@ class ForwardLayout:
         """int64 `[T]`: position of each token in its own prompt (for rotary embeddings)."""
         if self._is_one_prompt:
             return np.arange(self.num_tokens)
-        first: NDArray[np.int64] = np.concatenate(
-            [
-                part
-                for group in self.groups
-                for part in ([group.held], np.full(group.num_rows, group.prefix_len))
-            ]
-        )
-        lens = self._segment_lens()
-        return np.arange(self.num_tokens) + np.repeat(first - _starts(lens), lens)
+        first = np.repeat(self.held + self.fresh, [1 + group.num_rows for group in self.groups])
+        first[self._prefixes] = self.held
+        lens = self._segment_lens
+        return np.arange(self.num_tokens) + np.repeat(first - starts_of(lens), lens)
 
     def chunk_starts(self, chunk: int) -> NDArray[np.int64]:
         """int64 `[T]`: position of the first token of each token's chunk.
@@ -198,16 +194,15 @@ class ForwardLayout:
 
     def segment_starts(self) -> NDArray[np.int64]:
         """int64 `[T]`: flat index of the first token of each token's segment."""
-        lens = self._segment_lens()
-        return np.repeat(_starts(lens), lens)
+        return np.repeat(starts_of(self._segment_lens), self._segment_lens)
 
     def last_keys(self) -> NDArray[np.int64]:
         """int64 `[T]`: for each token, flat index of the last token in its segment that it sees."""
         if self.causal:
             return np.arange(self.num_tokens)
-        lens = self._segment_lens()
-        return np.repeat(np.cumsum(lens, dtype=np.int64) - 1, lens)
+        return np.repeat(self._segment_ends, self._segment_lens)
 
+    @cached_property
     def _segment_lens(self) -> NDArray[np.int64]:
         """One entry per segment, a fresh prefix of length zero included."""
         lens: NDArray[np.int64] = np.concatenate(
@@ -215,8 +210,23 @@ class ForwardLayout:
         )
         return lens
 
+    @cached_property
+    def _segment_ends(self) -> NDArray[np.int64]:
+        """Flat index of the last token of each segment."""
+        return self._segment_lens.cumsum(dtype=np.int64) - 1
 
-def _starts(lens: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Exclusive cumulative sum: where each of consecutive segments begins."""
+    @cached_property
+    def _prefixes(self) -> NDArray[np.int64]:
+        """int64 `[groups]`: number of each group's fresh prefix among all segments."""
+        return starts_of(np.array([1 + group.num_rows for group in self.groups]))
+
+
+def starts_of(lens: NDArray[np.integer]) -> NDArray[np.int64]:
+    """Where each of several adjacent ranges begins."""
     starts: NDArray[np.int64] = lens.cumsum(dtype=np.int64) - lens
     return starts
+
+
+def bounds_of(lens: Sequence[int] | NDArray[np.integer]) -> NDArray[np.int64]:
+    """Where each of several adjacent ranges begins, then where the last one ends."""
+    return np.concatenate([[0], np.cumsum(lens, dtype=np.int64)])

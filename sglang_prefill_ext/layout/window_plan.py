@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_prefill_ext.layout.tiling import CALL_PAIRS
-from sglang_prefill_ext.layout.tokens import ForwardLayout
+from sglang_prefill_ext.layout.tokens import ForwardLayout, starts_of
 
 TILE_SPAN = 64
 """The queries of a tile lie within so many tokens, so that their windows largely overlap."""
@@ -85,8 +85,8 @@ def _tiles(
 ) -> Iterator[_Tile]:
     starts, positions = layout.segment_starts(), layout.positions()
     group_starts = layout.group_starts
-    held = np.array([group.held for group in layout.groups])
-    held_keys = layout.num_tokens + np.cumsum(held) - held
+    held = layout.held
+    held_keys = layout.num_tokens + starts_of(held)
     group_of = np.searchsorted(group_starts, queries, side="right") - 1
     # A tile ends with its segment, or after TILE_SPAN tokens of it.
     span = (queries - starts[queries]) // TILE_SPAN

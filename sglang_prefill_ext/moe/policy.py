@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,12 +11,15 @@ from numpy.typing import NDArray
 
 from sglang_prefill_ext.config import MoePolicy
 from sglang_prefill_ext.moe.blocks import Entry, padded_rows
+from sglang_prefill_ext.moe.routing import RoutingAverage
 
 RATIO = 1.5
 """If padded over real rows exceed this, blocks of 64 take the place of blocks of 128. Production
 systems have published this rule."""
 
-_LARGE, _SMALL = 128, 64
+LARGE, SMALL = 128, 64
+"""Rows of blocks, and the two alignments that DeepGEMM's kernels support on Hopper, the first by
+default; see ``docs/moe.md``."""
 
 
 class BlockTime(NamedTuple):
@@ -28,6 +32,10 @@ class BlockTime(NamedTuple):
 
     fixed_s: float
     row_s: float
+
+    def seconds(self, rows: NDArray[Any], block: int) -> NDArray[np.float64]:
+        """Predicted seconds, ``[...]``, of `rows`, ``[..., experts]``, in blocks of that size."""
+        return self.fixed_s + self.row_s * padded_rows(rows, block)
 
 
 Times = Mapping[Entry, BlockTime]
@@ -48,9 +56,9 @@ class Pair(NamedTuple):
 
     def taken(self, rows: NDArray[Any]) -> Entry:
         """The entry that the device takes if the experts get these rows, ``[experts]``."""
-        times = {self.first: self.first_time, self.second: self.second_time}
-        (entry,) = _least_time(rows[None], (self.first, self.second), times)
-        return entry
+        first = self.first_time.seconds(rows, self.first.block)
+        second = self.second_time.seconds(rows, self.second.block)
+        return self.first if first <= second else self.second
 
 
 Choice = Entry | Pair
@@ -79,10 +87,27 @@ def choose(
     """
     policy = in_effect(policy, times)
     if policy is MoePolicy.LEAST_TIME:
-        return _least_time(rows, candidates, times)
+        fastest = _two_fastest(rows, candidates, times)
+        return [each.first if isinstance(each, Pair) else each for each in fastest]
     if policy is MoePolicy.PADDING_RATIO:
         return _padding_ratio(rows, candidates, times)
     return [candidates[0]] * len(rows)
+
+
+@lru_cache(maxsize=4096)
+def alignment_for(policy: MoePolicy, rows: int, experts: int) -> int:
+    """Return `LARGE` or `SMALL` as DeepGEMM's alignment for one matrix product.
+
+    SGLang asks without saying for which layer. So the routing is taken to be that of a layer for
+    which nothing was counted, see `RoutingAverage`. There are no measured times.
+
+    Args:
+        rows: of all experts together.
+        experts: number of experts on this device, at least one.
+    """
+    expected = RoutingAverage(1, experts).rows(rows)
+    (chosen,) = choose(policy, expected, [Entry(rows, LARGE), Entry(rows, SMALL)], {})
+    return chosen.block
 
 
 def choose_pairs(
@@ -113,16 +138,6 @@ def choose_pairs(
     ]
 
 
-def predicted_s(rows: NDArray[Any], entry: Entry, times: Times) -> NDArray[np.float64]:
-    """Predicted seconds of each layer's experts, ``[...]``, from `rows`, ``[..., experts]``.
-
-    Raises:
-        KeyError: the entry was not measured.
-    """
-    time = times[entry]
-    return time.fixed_s + time.row_s * padded_rows(rows, entry.block)
-
-
 def _both_of_ratio(rows: NDArray[Any], candidates: Sequence[Entry], times: Times) -> list[Choice]:
     stock, small = candidates[0], _smaller(candidates, times)
     if small is None:
@@ -135,20 +150,13 @@ def _both_of_ratio(rows: NDArray[Any], candidates: Sequence[Entry], times: Times
     ]
 
 
-def _least_time(rows: NDArray[Any], candidates: Sequence[Entry], times: Times) -> list[Entry]:
-    measured = _measured(candidates, times)
-    if candidates[0] not in measured:  # then no other one is known to be faster
-        return [candidates[0]] * len(rows)
-    # On a tie the first one wins, which is SGLang's.
-    least = np.argmin([predicted_s(rows, entry, times) for entry in measured], axis=0)
-    return [measured[index] for index in least.tolist()]
-
-
 def _two_fastest(rows: NDArray[Any], candidates: Sequence[Entry], times: Times) -> list[Choice]:
     measured = _measured(candidates, times)
+    # If SGLang's choice was not measured, no other one is known to be faster.
     if candidates[0] not in measured or len(measured) == 1:
         return [candidates[0]] * len(rows)
-    predicted = np.array([predicted_s(rows, entry, times) for entry in measured])
+    # On a tie the first one wins, which is SGLang's.
+    predicted = np.array([times[entry].seconds(rows, entry.block) for entry in measured])
     order = np.argsort(predicted, axis=0, kind="stable")[:2].T.tolist()
     pairs = ((measured[first], measured[second]) for first, second in order)
     return [Pair(*pair, *(times[entry] for entry in pair)) for pair in pairs]
@@ -162,7 +170,7 @@ def _padding_ratio(rows: NDArray[Any], candidates: Sequence[Entry], times: Times
     stock, small = candidates[0], _smaller(candidates, times)
     if small is None:
         return [stock] * len(rows)
-    over = padded_rows(rows, _LARGE) > RATIO * rows.sum(axis=-1)
+    over = padded_rows(rows, LARGE) > RATIO * rows.sum(axis=-1)
     return [small if each else stock for each in over.tolist()]
 
 
@@ -171,7 +179,7 @@ def _smaller(candidates: Sequence[Entry], times: Times) -> Entry | None:
 
     If there are times, entries without one have failed and are not used.
     """
-    if candidates[0].block != _LARGE:
+    if candidates[0].block != LARGE:
         return None
     usable = _measured(candidates, times) if times else candidates
-    return next((entry for entry in usable if entry.block == _SMALL), None)
+    return next((entry for entry in usable if entry.block == SMALL), None)

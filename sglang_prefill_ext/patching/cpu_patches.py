@@ -93,7 +93,7 @@ CPU_PATCHES: tuple[Patch, ...] = (
     _around(
         id="P71",
         target=f"{_SRT}.layers.attention.mamba.mamba.MambaMixer2.forward",
-        hook=f"{_HOOKS}.state_space:mixed",
+        hook=f"{_HOOKS}.recurrent:mixed",
         why="On a CPU, a model with state spaces (Mamba-2) would answer nothing.",
         relies_on="self.in_proj self.conv1d self.norm self.out_proj metadata.mixed_metadata "
         "layer_cache.temporal",
@@ -102,7 +102,7 @@ CPU_PATCHES: tuple[Patch, ...] = (
     _around(
         id="P72",
         target=f"{_SRT}.layers.attention.mamba.causal_conv1d.causal_conv1d_fn",
-        hook=f"{_HOOKS}.convolution:of_sequences",
+        hook=f"{_HOOKS}.recurrent:of_sequences",
         why="On a CPU, a model with short convolutions (LFM2) would answer nothing.",
         relies_on="query_start_loc conv_states has_initial_state",
         diffs=(_STATE_SPACE,),
@@ -110,7 +110,7 @@ CPU_PATCHES: tuple[Patch, ...] = (
     _around(
         id="P73",
         target=f"{_SRT}.layers.attention.mamba.causal_conv1d.causal_conv1d_update",
-        hook=f"{_HOOKS}.convolution:of_tokens",
+        hook=f"{_HOOKS}.recurrent:of_tokens",
         why="On a CPU, such a model would generate nothing.",
         relies_on="conv_state_indices",
         diffs=(_STATE_SPACE,),

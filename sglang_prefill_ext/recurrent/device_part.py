@@ -5,26 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
 
 from torch import Tensor
 
 from sglang_prefill_ext.layout.recurrence_parts import Part
-
-
-class Stage(NamedTuple):
-    """Sequences of a part that may be computed at once, as none starts behind another.
-
-    Attributes:
-        ends: where `bounds` are in those of the part.
-        bounds, slots: of these sequences.
-        keep: these are prefixes, so their states are kept.
-    """
-
-    ends: slice
-    bounds: Tensor
-    slots: Tensor
-    keep: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,8 +26,9 @@ class DevicePart:
         bounds, slots, *lists = islice(arrays, 5 if part.grid else 4)
         return DevicePart(part, bounds, slots, lists)
 
-    def stages(self) -> Iterator[Stage]:
-        """The stages of the part, one behind the other."""
+    def stages(self) -> Iterator[tuple[slice, Tensor, Tensor, bool]]:
+        """See `Part.stages`; of each where its bounds are in `bounds`, these, its slots, and
+        whether the states behind its sequences are kept."""
         for numbers, keep in self.part.stages:
             ends = slice(numbers.start, numbers.stop + 1)
-            yield Stage(ends, self.bounds[ends], self.slots[numbers], keep)
+            yield ends, self.bounds[ends], self.slots[numbers], keep

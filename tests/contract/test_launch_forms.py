@@ -19,9 +19,8 @@ from torch import Tensor
 from triton.compiler import make_backend
 from triton.runtime.jit import create_function_from_signature
 
-from sglang_prefill_ext.attention.heads import HeadShape
-from sglang_prefill_ext.attention.inputs import LayerInputs
-from sglang_prefill_ext.attention.prefix_libraries import LIBRARIES, RaggedAttend, tokens_first
+from sglang_prefill_ext.attention.inputs import HeadShape, LayerInputs
+from sglang_prefill_ext.attention.prefix_libraries import LIBRARIES, RaggedAttend
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.forward.executor import PackedExecutor
 from sglang_prefill_ext.forward.model import Attend
@@ -102,7 +101,7 @@ def no_prefix(_plan: RaggedPlan, _queries: Tensor, _keys: Tensor) -> RaggedAtten
     """Stands in for a library whose log-sum-exp is a view of `[heads, tokens]`."""
 
     def attend(q: Tensor, _k: Tensor, v: Tensor, _scale: float) -> tuple[Tensor, Tensor]:
-        return q.new_zeros(*q.shape[:2], v.shape[2]), tokens_first(torch.zeros(q.shape[1], len(q)))
+        return q.new_zeros(*q.shape[:2], v.shape[2]), torch.zeros(q.shape[1], len(q)).T
 
     return attend
 

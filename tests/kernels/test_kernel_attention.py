@@ -14,8 +14,7 @@ import triton
 from torch import Tensor
 
 from sglang_prefill_ext.attention.dense import DenseAttention
-from sglang_prefill_ext.attention.heads import HeadShape
-from sglang_prefill_ext.attention.inputs import HeldKV, LayerInputs
+from sglang_prefill_ext.attention.inputs import HeadShape, HeldKV, LayerInputs
 from sglang_prefill_ext.attention.kernels import KernelAttention, kernel_obstacle
 from sglang_prefill_ext.attention.prefix_libraries import LIBRARIES
 from sglang_prefill_ext.config import AttentionWay

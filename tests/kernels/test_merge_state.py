@@ -75,9 +75,10 @@ def test_any_weights(device: torch.device, lses: list[tuple[float, ...]]) -> Non
     largest = table.amax(dim=1)
     for out, lse in zip(outs, parts, strict=True):
         out[(lse[:, 0] == -torch.inf) | (lse[:, 0] < largest - 110)] = torch.nan
-    out, lse = merge_state(outs[0], parts[0], outs[1], parts[1])
-    torch.testing.assert_close(out.double(), expected[0], atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(lse.double(), expected[1], atol=1e-6, rtol=1e-6)
+    two = merge_state(outs[0], parts[0], outs[1], parts[1])
+    for out, lse in (two, merge_parts(torch.stack(outs), torch.stack(parts))):
+        torch.testing.assert_close(out.double(), expected[0], atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(lse.double(), expected[1], atol=1e-6, rtol=1e-6)
 
 
 def test_empty_parts_change_nothing(state: Callable[..., State]) -> None:

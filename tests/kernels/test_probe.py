@@ -9,7 +9,7 @@ import torch
 from prefill_kernels.shared_prefix_attention import op
 
 from sglang_prefill_ext.attention import probe
-from sglang_prefill_ext.attention.heads import HeadShape
+from sglang_prefill_ext.attention.inputs import HeadShape
 
 HEADS = HeadShape(num_heads=4, num_key_heads=2, head_dim=64, value_dim=64)
 FEW = HeadShape(num_heads=2, num_key_heads=1, head_dim=16, value_dim=16)

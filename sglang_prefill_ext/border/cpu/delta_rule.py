@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from sglang_prefill_ext.border.cpu.state_pool import carried_over_pool
+from sglang_prefill_ext.border.cpu.recurrent import carried_over_pool
 from sglang_prefill_ext.border.model.recurrent.delta_rule import delta_inputs
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from sglang_prefill_ext.config import MoePolicy
-from sglang_prefill_ext.moe.alignment import STOCK, alignment_for
+from sglang_prefill_ext.moe.policy import LARGE, alignment_for
 
 
 class AlignmentHook:
@@ -42,10 +42,10 @@ class AlignmentHook:
         """Return the alignment for a product.
 
         Args:
-            stock: SGLang's own choice. It stays if it is not `STOCK`: other devices have kernels of
+            stock: SGLang's own choice. It stays if it is not `LARGE`: other devices have kernels of
                 other sizes, among which SGLang chooses by the number of rows.
         """
-        if stock != STOCK:
+        if stock != LARGE:
             return stock
         if self._forced is not None:
             return self._forced

@@ -17,7 +17,7 @@ from torch import Tensor
 from sglang_prefill_ext.border.model.alignment_hook import ALIGNMENTS
 from sglang_prefill_ext.border.model.expert_layers import computed_with, expert_work, experts_of
 from sglang_prefill_ext.config import MoePolicy, PrefillOnlyConfig
-from sglang_prefill_ext.moe.alignment import SMALL, STOCK
+from sglang_prefill_ext.moe.policy import LARGE, SMALL
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def _reason(model: Any, device: torch.device, config: PrefillOnlyConfig) -> str:
     if torch.cuda.get_device_capability(device)[0] != _HOPPER:
         return "SGLang chooses it by the rows on this device"
     if not _agree(computed, device):
-        return f"results differ between {STOCK} and {SMALL} rows"
+        return f"results differ between {LARGE} and {SMALL} rows"
     _compile()
     return ""
 
@@ -67,7 +67,7 @@ def _reason(model: Any, device: torch.device, config: PrefillOnlyConfig) -> str:
 def _agree(layers: Sequence[Any], device: torch.device) -> bool:
     """Whether the first layer's experts give the same numbers with both alignments."""
     with _compact_layout():
-        stock, small = (_output(layers[0], alignment, device) for alignment in (STOCK, SMALL))
+        stock, small = (_output(layers[0], alignment, device) for alignment in (LARGE, SMALL))
     return bool((stock - small).abs().max() <= _TOLERANCE * stock.abs().max())  # False for NaN
 
 

@@ -10,7 +10,7 @@ from sglang.srt.layers.pooler import CrossEncodingPooler, Pooler, PoolingType
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
 from sglang.srt.layers.rotary_embedding.rope_variant import Phi3LongRoPEScaledRotaryEmbedding
 
-from sglang_prefill_ext.attention.heads import HeadShape
+from sglang_prefill_ext.attention.inputs import HeadShape
 from sglang_prefill_ext.border.model.model_classes import (
     ENCODER_ARCHITECTURES,
     RESIDUAL_IN_LAYERS,

@@ -8,8 +8,7 @@ import torch
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc, MHATokenToKVPool, MLATokenToKVPool
 from torch import Tensor
 
-from sglang_prefill_ext.attention.heads import HeadShape
-from sglang_prefill_ext.attention.inputs import HeldKV
+from sglang_prefill_ext.attention.inputs import HeadShape, HeldKV
 from sglang_prefill_ext.forward.kv_pool import KVPool, OwnPool, Room, share_of
 from sglang_prefill_ext.recurrent.layers import HeldStates
 from sglang_prefill_ext.scheduling.budget import UNLIMITED, ForwardBudget

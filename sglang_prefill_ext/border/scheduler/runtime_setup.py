@@ -24,7 +24,7 @@ from sglang_prefill_ext.forward.attention_choice import resolve_attention, way_o
 from sglang_prefill_ext.forward.calibration import Calibration, calibrate
 from sglang_prefill_ext.forward.executor import PackedExecutor
 from sglang_prefill_ext.forward.graphs.plan import GraphUse
-from sglang_prefill_ext.forward.graphs.weights import look_at_weights
+from sglang_prefill_ext.forward.graphs.replay import look_at_weights
 from sglang_prefill_ext.forward.kv_pool import PrivateSlots, Room
 from sglang_prefill_ext.forward.memory import free_bytes, readout_bytes
 from sglang_prefill_ext.process.stages import STARTUP
@@ -82,7 +82,7 @@ def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
     widths = executor.model.vector_width, executor.model.state_width
     return RuntimeSetup(
         *(runtime, executor.graph_use, experts, widths, check, measured.tokens_per_s),
-        after_update=look_at_weights(runner.model, executor),
+        after_update=look_at_weights(runner.model, executor.stop_replays),
         is_short=room.is_short,
     )
 

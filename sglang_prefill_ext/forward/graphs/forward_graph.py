@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -16,27 +13,14 @@ from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.forward.graphs.capture import Capture
 from sglang_prefill_ext.forward.graphs.plan import pad, padded
 from sglang_prefill_ext.forward.graphs.slots import GraphSlots
-from sglang_prefill_ext.forward.layers import Attention
 from sglang_prefill_ext.forward.model import Model
-from sglang_prefill_ext.forward.upload import flat, in_groups, in_one_buffer, tensors_in
+from sglang_prefill_ext.forward.upload import Groups, flat, in_groups, in_one_buffer, tensors_in
 from sglang_prefill_ext.layout.recurrence_parts import Room
 from sglang_prefill_ext.layout.recurrence_plan import RecurrencePlan
 from sglang_prefill_ext.layout.tokens import ForwardLayout, GroupSpan
 from sglang_prefill_ext.recurrent.layers import LayerRecurrence
 from sglang_prefill_ext.scheduling.graph_room import groups_of, states_of
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
-
-
-class _Inputs(NamedTuple):
-    """A padded forward.
-
-    Attributes:
-        arrays: all that a graph reads of it: of tokens, of `attention`, and of `recurrence`.
-    """
-
-    arrays: list[Sequence[NDArray[np.generic]]]
-    attention: Attention
-    recurrence: LayerRecurrence | None
 
 
 class ForwardGraph:
@@ -88,13 +72,17 @@ class ForwardGraph:
 
     def run(self, plan: ForwardPlan) -> Tensor:
         """Replay the graph; return hidden states (or vectors) at the reads, as a copy."""
-        arrays = flat(self._inputs(plan.layout, plan.token_ids).arrays)
+        groups, _, _ = self._inputs(plan.layout, plan.token_ids)
+        arrays = flat(groups)
         on_cuda = self._model.device.type == "cuda"
         # The replay before this one reads the same buffer; both are on one stream, so in order.
         self._buffer.copy_(in_one_buffer(arrays, pinned=on_cuda), non_blocking=True)
         return self._replay()[self._read_at[: len(plan.reads)]]
 
-    def _inputs(self, layout: ForwardLayout, token_ids: NDArray[np.int32]) -> _Inputs:
+    def _inputs(
+        self, layout: ForwardLayout, token_ids: NDArray[np.int32]
+    ) -> tuple[Groups, KernelAttention, LayerRecurrence | None]:
+        """All that the graph reads of a forward: arrays of tokens, of attention, of recurrence."""
         model, recurrence = self._model, self._recurrence(layout)
         layout, ids, read_at = pad(layout, token_ids, self.tokens)
         attention = KernelAttention(
@@ -105,12 +93,10 @@ class ForwardGraph:
             model.device,
             most_groups=groups_of(self.tokens) + 1,  # one more for padding
         )
-        arrays: list[Sequence[NDArray[np.generic]]] = [
-            [ids, layout.positions(), read_at],
-            attention.host_arrays(),
-            recurrence.host_arrays() if recurrence is not None else (),
-        ]
-        return _Inputs(arrays, attention, recurrence)
+        of_recurrence = recurrence.host_arrays() if recurrence is not None else ()
+        tokens = [ids, layout.positions(), read_at]
+        groups: Groups = [tokens, attention.host_arrays(), of_recurrence]
+        return groups, attention, recurrence
 
     def _recurrence(self, layout: ForwardLayout) -> LayerRecurrence | None:
         if self._model.recurrence is None:

@@ -76,7 +76,7 @@ def eager_reason(plan: ForwardPlan, *, most_held: int) -> str:
         most_held: most tokens of held prefixes that graphs can read in the pool; 0: they neither
             read nor write it.
     """
-    if sum(group.held for group in plan.layout.groups) > most_held:
+    if plan.layout.held.sum() > most_held:
         return "held_prefix"
     if not most_held and any(slots is not None for slots in plan.stores):
         return "kept_prefix"

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -135,6 +136,25 @@ class PackedGraphs:
             if graph_holds(graph.tokens, size, carries=carries):
                 return REPLAYED, graph
         return "too_large", None
+
+
+def look_at_weights(model: torch.nn.Module, stop: Callable[[str], None]) -> Callable[[], None]:
+    """Return a function that calls `stop` if the address of any weight has changed since this call.
+
+    Graphs read weights at the addresses of their capture. SGLang mostly overwrites weights in
+    place, but allocates some anew, such as those that it quantises.
+    """
+
+    def places() -> list[int]:
+        return [each.data_ptr() for each in chain(model.parameters(), model.buffers())]
+
+    captured = places()
+
+    def look() -> None:
+        if places() != captured:
+            stop("an update has put weights elsewhere in memory")
+
+    return look
 
 
 def _obstacle(model: Model, way: AttentionWay) -> str:

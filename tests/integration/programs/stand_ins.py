@@ -13,7 +13,7 @@ from sglang.srt.layers.moe import fused_moe_native
 from sglang.srt.models import afmoe, ernie4, llama4, longcat_flash, minimax_m2, nemotron_h
 
 from sglang_prefill_ext.border import patches
-from sglang_prefill_ext.border.cpu.state_pool import carried_over_pool
+from sglang_prefill_ext.border.cpu.recurrent import carried_over_pool
 from sglang_prefill_ext.border.model.recurrent.delta_rule import delta_inputs
 from sglang_prefill_ext.patching.spec import Group
 

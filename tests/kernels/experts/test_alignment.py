@@ -23,7 +23,7 @@ from sglang.srt.layers.moe.topk import StandardTopKOutput
 from torch import Tensor
 
 from sglang_prefill_ext.border.model.alignment_hook import ALIGNMENTS, with_chosen_alignment
-from sglang_prefill_ext.moe.alignment import SMALL, STOCK
+from sglang_prefill_ext.moe.policy import LARGE, SMALL
 
 HIDDEN, EXPERTS, TOP_K = 128, 6, 2
 
@@ -55,11 +55,11 @@ class Copies:
 
 
 @pytest.mark.parametrize("tokens", [1, 40, 300])
-@pytest.mark.parametrize("alignment", [STOCK, SMALL])
+@pytest.mark.parametrize("alignment", [LARGE, SMALL])
 def test_the_layout_fits_the_products(
     tokens: int, alignment: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    library = SimpleNamespace(get_mk_alignment_for_contiguous_layout=lambda: STOCK)
+    library = SimpleNamespace(get_mk_alignment_for_contiguous_layout=lambda: LARGE)
     monkeypatch.setattr(entrypoint, "deep_gemm", library, raising=False)
     stock = entrypoint.get_contiguous_layout_alignment
     monkeypatch.setattr(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from sglang_prefill_ext.attention.inputs import LayerInputs
@@ -14,7 +12,6 @@ from sglang_prefill_ext.attention.prefix_libraries import (
     LIBRARIES,
     LibraryPrefixes,
     library_obstacle,
-    tokens_first,
 )
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.forward.upload import upload
@@ -25,16 +22,6 @@ from tests.unit.attention.reference import attend
 HEADS, KEY_HEADS, DIM, VALUE_DIM = 4, 2, 8, 6
 SCALE = 0.3
 HALF = (torch.bfloat16, torch.float16)
-
-
-@given(st.integers(0, 5), st.integers(1, 4))
-def test_tokens_come_first_without_a_copy(tokens: int, heads: int) -> None:
-    lse = torch.arange(heads * tokens, dtype=torch.float32).view(heads, tokens)
-    turned = tokens_first(lse)
-    assert turned.shape == (tokens, heads)
-    assert turned.data_ptr() == lse.data_ptr()
-    for token in range(tokens):
-        assert torch.equal(turned[token], lse[:, token])
 
 
 def layout_of(*groups: tuple[int, int, list[int]]) -> ForwardLayout:

@@ -15,8 +15,7 @@ from sglang_prefill_ext.forward import calibration, pace
 from sglang_prefill_ext.forward.calibration import calibrate, measured_memory
 from sglang_prefill_ext.forward.executor import PackedExecutor
 from sglang_prefill_ext.forward.memory import MemoryModel, peak_bytes
-from sglang_prefill_ext.forward.pace import Pace, measured_pace
-from sglang_prefill_ext.forward.sample_plans import CHUNK_TOKENS
+from sglang_prefill_ext.forward.pace import CHUNK_TOKENS, Pace, measured_pace
 from sglang_prefill_ext.forward.upload import ForwardCompletion
 from sglang_prefill_ext.layout.recurrence_plan import Recurrence
 from sglang_prefill_ext.layout.tokens import ForwardLayout

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from sglang_prefill_ext.attention.heads import HeadShape
+from sglang_prefill_ext.attention.inputs import HeadShape
 from sglang_prefill_ext.forward.kv_pool import SHARE, OwnPool, PrivateSlots
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 

@@ -9,8 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from sglang_prefill_ext.attention.heads import HeadShape
-from sglang_prefill_ext.attention.inputs import LayerInputs
+from sglang_prefill_ext.attention.inputs import HeadShape, LayerInputs
 from sglang_prefill_ext.forward.model import Attend, Overrides, Recur
 from sglang_prefill_ext.forward.readers.logit_chunks import ProductHead
 from sglang_prefill_ext.wire.reads import Best

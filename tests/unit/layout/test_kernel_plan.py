@@ -7,16 +7,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.layout.kernel_plan import (
     SPAN_BLOCKS,
     KernelPlan,
-    most_tiles,
+    of_fixed_size,
     parts_of_keys,
     plan_tiles,
-    with_idle_tiles,
 )
-from sglang_prefill_ext.layout.tokens import ForwardLayout
+from sglang_prefill_ext.layout.tokens import ForwardLayout, GroupSpan
 from tests.unit.attention.strategies import layout, layouts, whole_prompts
 
 Key = tuple[str, int]
@@ -101,23 +99,20 @@ def test_tiles_are_of_bounded_size_and_the_longest_come_first(
 
 
 @settings(deadline=None)
-@given(planned(), st.integers(0, 3))
+@given(layouts() | whole_prompts(), st.sampled_from([1, 2, 8, 32]), st.integers(0, 3))
 def test_no_plan_has_more_tiles_than_there_is_room_for(
-    case: tuple[ForwardLayout, np.ndarray | None, int], more: int
+    forward: ForwardLayout, block_tokens: int, more: int
 ) -> None:
-    forward, queries, block_tokens = case
-    plan = plan_tiles(forward, block_tokens=block_tokens, queries=queries)
-    sizes = forward.num_tokens, len(plan.query_token), len(forward.groups)
-    room = most_tiles(*sizes, block_tokens) + more
-    padded = with_idle_tiles(plan, room)
-    assert padded.tiles.shape == (room, 10)
+    plan = plan_tiles(forward, block_tokens=block_tokens)
+    most_groups = len(forward.groups) + more
+    padded = of_fixed_size(plan, most_groups)
+    other = ForwardLayout((GroupSpan(0, 0, np.ones(forward.num_tokens, np.int32)),))
+    alike = of_fixed_size(plan_tiles(other, block_tokens=block_tokens), most_groups)
+    assert padded.tiles.shape == alike.tiles.shape
     assert padded.tiles.dtype == np.int32
     assert np.array_equal(padded.tiles[: len(plan.tiles)], plan.tiles)
     start, stop = padded.tiles[len(plan.tiles) :, :2].T
     assert (start == stop).all()
-    if len(plan.tiles):
-        with pytest.raises(PackingError, match=f"room for {len(plan.tiles) - 1}"):
-            with_idle_tiles(plan, len(plan.tiles) - 1)
 
 
 # Keys that are divided

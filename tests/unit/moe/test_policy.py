@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.config import MoePolicy
-from sglang_prefill_ext.moe.blocks import Entry
-from sglang_prefill_ext.moe.policy import BlockTime, Pair, choose, choose_pairs, predicted_s
+from sglang_prefill_ext.moe import policy as rule
+from sglang_prefill_ext.moe.blocks import Entry, padded_rows
+from sglang_prefill_ext.moe.policy import BlockTime, Pair, alignment_for, choose, choose_pairs
+from sglang_prefill_ext.moe.routing import RoutingAverage
 
 LARGE, MIDDLE, SMALL = Entry(2048, 128), Entry(512, 64), Entry(128, 16)
 CANDIDATES = (LARGE, MIDDLE, SMALL)
@@ -32,7 +34,7 @@ def test_the_least_time_is_never_above_that_of_any_block_or_of_another_policy(
     assert by_hand[chosen] <= min(by_hand.values()) * (1 + 1e-12)
     (by_ratio,) = choose(MoePolicy.PADDING_RATIO, counts, CANDIDATES, times)
     assert by_hand[chosen] <= by_hand[by_ratio] * (1 + 1e-12)
-    assert predicted_s(counts, chosen, times)[0] == pytest.approx(by_hand[chosen])
+    assert times[chosen].seconds(counts, chosen.block)[0] == pytest.approx(by_hand[chosen])
 
 
 @given(st.lists(COUNTS.map(lambda rows: (rows * 30)[:7]), min_size=1, max_size=5))
@@ -125,3 +127,26 @@ def test_there_is_no_pair_of_one() -> None:
     for times in ({LARGE: BlockTime(0, 1.0)}, {MIDDLE: BlockTime(0, 1.0)}):
         assert choose_pairs(MoePolicy.LEAST_TIME, rows, CANDIDATES, times) == [LARGE]
     assert choose_pairs(MoePolicy.PADDING_RATIO, rows, (MIDDLE, LARGE), {}) == [MIDDLE]
+
+
+# DeepGEMM's alignment, a multiple to which the rows of an expert are padded
+
+CHOOSING = [policy for policy in MoePolicy if policy is not MoePolicy.STOCK]
+ROWS = [1, 64, 127, 128, 1000, 4096, 18_432, 32_768, 131_072]
+
+
+@pytest.mark.parametrize("policy", CHOOSING)
+@pytest.mark.parametrize("experts", [1, 8, 128])
+def test_64_rows_where_128_would_pad_too_much(policy: MoePolicy, experts: int) -> None:
+    chosen = [alignment_for(policy, rows, experts) for rows in ROWS]
+    expected = [RoutingAverage(1, experts).rows(rows) for rows in ROWS]
+    ratios = [
+        padded_rows(each, rule.LARGE)[0] / rows for each, rows in zip(expected, ROWS, strict=True)
+    ]
+    assert chosen == [rule.SMALL if ratio > rule.RATIO else rule.LARGE for ratio in ratios]
+    assert chosen[0] == rule.SMALL
+    assert chosen[-1] == rule.LARGE
+
+
+def test_the_stock_policy_keeps_128() -> None:
+    assert {alignment_for(MoePolicy.STOCK, rows, 128) for rows in ROWS} == {rule.LARGE}

@@ -100,7 +100,9 @@ def merge_parts_kernel(
         weight, rescale = tl.exp(lse - shift), tl.exp(largest - shift)
         used = in_row & (weight != 0.0)[:, None]
         out = tl.load(out_ptrs, mask=used, other=0.0)
-        acc = acc * rescale[:, None] + weight[:, None] * out.to(tl.float32)
+        # A sum whose weight becomes zero may hold anything, NaN included: it is dropped.
+        kept = tl.where(rescale[:, None] != 0.0, acc * rescale[:, None], 0.0)
+        acc = kept + weight[:, None] * out.to(tl.float32)
         total = total * rescale + weight
         largest = new
         lse_ptrs += lse_strides[0]

@@ -17,12 +17,7 @@ from sglang_prefill_ext.border.model.recurrent.chunk_states import carried_over_
 from sglang_prefill_ext.layout.recurrence_parts import CHUNK
 from sglang_prefill_ext.recurrent.device_part import DevicePart
 from sglang_prefill_ext.recurrent.inputs import delta_rule_inputs
-from sglang_prefill_ext.recurrent.layers import (
-    LayerRule,
-    RecurrentInputs,
-    RuleWay,
-    by_torch,
-)
+from sglang_prefill_ext.recurrent.layers import LayerRule, RecurrentInputs, RuleWay, by_torch
 from sglang_prefill_ext.recurrent.rule import RuleInputs
 
 _BLOCK_D, _BLOCK_V = 128, 64
@@ -39,26 +34,17 @@ def delta_inputs(layer: Any, mixed: Tensor, a: Tensor, b: Tensor) -> RecurrentIn
     """
     keys = (layer.num_k_heads, layer.head_k_dim)
     if a.ndim == 4:
-        a, b = a[0], b[0]
-        of_torch, of_kernels = kimi_delta.ways(layer)
+        a, b, weights = a[0], b[0], kimi_delta.weights(layer)
+        prepare, carried = kimi_delta.kernel_inputs, kimi_delta.carry
     else:
-        of_torch, of_kernels = ways(layer)
+        weights, prepare, carried = (layer.A_log, layer.dt_bias), kernel_inputs, carry
     rule = LayerRule(
         heads=(keys, keys, (layer.num_v_heads, layer.head_v_dim)),
         state_shape=state_shape(layer),
-        torch=of_torch,
-        kernels=of_kernels,
+        torch=by_torch(partial(delta_rule_inputs, *weights)),
+        kernels=RuleWay(partial(prepare, *weights), carried),
     )
     return RecurrentInputs(mixed, layer.conv_weights, layer.bias, rule, (a, b))
-
-
-def ways(layer: Any) -> tuple[RuleWay, RuleWay]:
-    """By torch, and by kernels: the rule of a layer whose heads decay."""
-    weights = (layer.A_log, layer.dt_bias)
-    return (
-        by_torch(partial(delta_rule_inputs, *weights)),
-        RuleWay(partial(kernel_inputs, *weights), carry),
-    )
 
 
 def state_shape(layer: Any) -> tuple[int, int, int]:

@@ -5,7 +5,6 @@ Kimi Linear, arXiv 2510.26692.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from sglang.kernels.ops.attention.fla.chunk_intra import chunk_kda_fwd_intra
@@ -17,32 +16,23 @@ from torch import Tensor
 from sglang_prefill_ext.border.model.recurrent.chunk_states import carried_over_chunks
 from sglang_prefill_ext.layout.recurrence_parts import CHUNK
 from sglang_prefill_ext.recurrent.device_part import DevicePart
-from sglang_prefill_ext.recurrent.inputs import decay_and_step, delta_rule_inputs
-from sglang_prefill_ext.recurrent.layers import RuleWay, by_torch
+from sglang_prefill_ext.recurrent.inputs import decay_and_step
 from sglang_prefill_ext.recurrent.rule import RuleInputs
 
 _FUSED_PROGRAMS = 256
 """Up to so many chunks times heads SGLang computes a chunk in fewer kernels."""
 
 
-def ways(layer: Any) -> tuple[RuleWay, RuleWay]:
-    """By torch, and by kernels: the rule of a `RadixLinearAttention` of Kimi Linear."""
+def weights(layer: Any) -> tuple[Tensor, Tensor]:
+    """`a_log` and `dt_bias` of a `RadixLinearAttention` of Kimi Linear, ``[H, 1]``, ``[H, D]``."""
     heads = layer.num_v_heads
-    weights = layer.A_log.view(heads, 1), layer.dt_bias.view(heads, layer.head_k_dim)
-    return (
-        by_torch(partial(delta_rule_inputs, *weights)),
-        RuleWay(partial(kernel_inputs, *weights), carry),
-    )
+    return layer.A_log.view(heads, 1), layer.dt_bias.view(heads, layer.head_k_dim)
 
 
 def kernel_inputs(
     a_log: Tensor, dt_bias: Tensor, q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor
 ) -> RuleInputs:
-    """As `delta_rule_inputs`, for SGLang's kernels; queries are not divided.
-
-    Args:
-        a_log: ``[H, 1]``; dt_bias: ``[H, D]``; a: ``[T, H, D]``; b: ``[T, H]``.
-    """
+    """As `delta_rule_inputs`, for SGLang's kernels; queries are not divided."""
     return RuleInputs(l2norm_fwd(q), l2norm_fwd(k), v, *decay_and_step(a_log, dt_bias, a, b))
 
 

@@ -19,12 +19,7 @@ from torch import Tensor
 
 from sglang_prefill_ext.recurrent.device_part import DevicePart
 from sglang_prefill_ext.recurrent.inputs import state_space_inputs
-from sglang_prefill_ext.recurrent.layers import (
-    LayerRule,
-    RecurrentInputs,
-    RuleWay,
-    by_torch,
-)
+from sglang_prefill_ext.recurrent.layers import LayerRule, RecurrentInputs, RuleWay, by_torch
 from sglang_prefill_ext.recurrent.rule import RuleInputs
 
 

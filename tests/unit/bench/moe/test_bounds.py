@@ -13,7 +13,7 @@ from bench.moe.routing import Forward, drawn, recorded
 from bench.moe.shapes import SHAPES, Shape, assumed_times
 from sglang_prefill_ext.config import MoePolicy
 from sglang_prefill_ext.moe.blocks import padded_rows
-from sglang_prefill_ext.moe.policy import choose, predicted_s
+from sglang_prefill_ext.moe.policy import choose
 
 QWEN3 = SHAPES[0]
 LENGTHS = (256, 512, 1024, 2304, 4096, 8192)
@@ -33,7 +33,7 @@ def by_block(shape: Shape, forward: Forward) -> dict[int, NDArray[np.float64]]:
     """Predicted times of each layer, for each single block."""
     times = assumed_times(shape.table)
     entries = shape.table.candidates(forward.tokens)
-    return {entry.block: predicted_s(forward.counts, entry, times) for entry in entries}
+    return {entry.block: times[entry].seconds(forward.counts, entry.block) for entry in entries}
 
 
 @each_shape

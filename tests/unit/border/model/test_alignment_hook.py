@@ -20,7 +20,7 @@ from torch import nn
 from sglang_prefill_ext.border.model import alignment_hook, alignment_setup
 from sglang_prefill_ext.border.model.alignment_hook import AlignmentHook, with_chosen_alignment
 from sglang_prefill_ext.config import MoePolicy, PrefillOnlyConfig
-from sglang_prefill_ext.moe.alignment import SMALL, STOCK
+from sglang_prefill_ext.moe.policy import LARGE, SMALL
 
 FEW, MANY = (1024 * 8, 128), (16_384 * 8, 128)
 """Rows of all experts, and experts, where 64 and where 128 is chosen."""
@@ -33,7 +33,7 @@ class DeepGemm(SimpleNamespace):
     """Stands for the library on Hopper: its setting, which needs no device, and its advice."""
 
     def __init__(self) -> None:
-        self.alignment = STOCK
+        self.alignment = LARGE
         super().__init__()
 
     def get_mk_alignment_for_contiguous_layout(self) -> int:
@@ -43,7 +43,7 @@ class DeepGemm(SimpleNamespace):
         self.alignment = alignment
 
     def get_theoretical_mk_alignment_for_contiguous_layout(self, rows: int) -> int:
-        return STOCK
+        return LARGE
 
 
 @pytest.fixture(autouse=True)
@@ -68,13 +68,13 @@ asked = partial(with_chosen_alignment, entrypoint.get_contiguous_layout_alignmen
 
 
 def test_until_it_serves_nothing_is_changed(hook: AlignmentHook) -> None:
-    assert (asked(*FEW), asked(*MANY)) == (STOCK, STOCK)
+    assert (asked(*FEW), asked(*MANY)) == (LARGE, LARGE)
     assert hook.as_dict() == {"reason": "no experts", "chosen": {}}
 
 
 def test_it_chooses_by_the_rows_of_an_expert_and_counts(hook: AlignmentHook) -> None:
     hook.serve(MoePolicy.AUTO)
-    assert [asked(*FEW), asked(*MANY), asked(*FEW)] == [SMALL, STOCK, SMALL]
+    assert [asked(*FEW), asked(*MANY), asked(*FEW)] == [SMALL, LARGE, SMALL]
     assert hook.as_dict() == {"reason": "", "chosen": {"64": 2, "128": 1}}
 
 
@@ -143,9 +143,9 @@ def test_a_start_compares_and_compiles_both(
     )
     layer = Layer(MoeRunnerBackend.DEEP_GEMM)
     assert set_up(layer) == {"reason": "", "chosen": {}}
-    assert layer.asked == [(STOCK, "compact"), (SMALL, "compact")]
+    assert layer.asked == [(LARGE, "compact"), (SMALL, "compact")]
     assert compiled == [((*CONTIGUOUS, compile_utils._BUILTIN_M_LIST), SMALL)]
-    assert library.alignment == STOCK
+    assert library.alignment == LARGE
     assert envs.SGLANG_DEEPGEMM_STANDARD_LAYOUT.get() == "auto"
     assert asked(*FEW) == SMALL
 
@@ -153,7 +153,7 @@ def test_a_start_compares_and_compiles_both(
 @pytest.mark.usefixtures("without_device")
 def test_a_kernel_that_gives_other_numbers_is_not_used() -> None:
     assert "differ" in set_up(Layer(MoeRunnerBackend.DEEP_GEMM, wrong=SMALL))["reason"]
-    assert asked(*FEW) == STOCK
+    assert asked(*FEW) == LARGE
 
 
 @pytest.mark.usefixtures("without_device")
@@ -165,7 +165,7 @@ def test_a_kernel_that_fails_is_not_used(
         monkeypatch.setenv("SGLANG_DEEPGEMM_STANDARD_LAYOUT", layout)
     told = set_up(Layer(MoeRunnerBackend.DEEP_GEMM, wrong=None))
     assert told["reason"] == "RuntimeError: out of memory"
-    assert asked(*FEW) == STOCK
+    assert asked(*FEW) == LARGE
     assert os.environ.get("SGLANG_DEEPGEMM_STANDARD_LAYOUT") == layout
 
 
@@ -181,7 +181,7 @@ def test_a_kernel_that_fails_is_not_used(
 def test_why_sglangs_choice_stays(layer: Layer | None, policy: MoePolicy, reason: str) -> None:
     assert set_up(layer, policy) == {"reason": reason, "chosen": {}}
     assert layer is None or layer.asked == []
-    assert asked(*FEW) == STOCK
+    assert asked(*FEW) == LARGE
 
 
 def test_other_devices_and_failures_leave_it_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,4 +192,4 @@ def test_other_devices_and_failures_leave_it_as_it_is(monkeypatch: pytest.Monkey
     assert set_up(layer)["reason"].startswith("AttributeError: ")
     monkeypatch.setattr(deep_gemm_wrapper, "ENABLE_JIT_DEEPGEMM", False)
     assert set_up(layer)["reason"] == "SGLang runs without DeepGEMM here"
-    assert asked(*FEW) == STOCK
+    assert asked(*FEW) == LARGE

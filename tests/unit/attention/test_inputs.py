@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from sglang_prefill_ext.attention.heads import HeadShape
+from sglang_prefill_ext.attention.inputs import HeadShape
 
 
 def test_query_heads_of_a_key_head() -> None:
