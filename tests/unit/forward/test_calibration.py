@@ -331,6 +331,7 @@ def test_a_replay_and_an_eager_launch_have_prices_of_their_own(
         (0.0, 1e-5, 256),  # a launch costs the device 200 tokens, too
     ],
 )
+@pytest.mark.usefixtures("measured_before")
 def test_graphs_beyond_what_an_eager_launch_hides_are_not_captured(
     monkeypatch: pytest.MonkeyPatch, host_s: float, s_per_token: float, largest: int
 ) -> None:
