@@ -136,10 +136,10 @@ def test_replays_answer_as_eager_forwards_do(
     eager = PackedExecutor(model, readout_bytes=1 << 20, attention=way)
     graphs = executor_with_graphs(model, way)
     assert graphs.graph_use.sizes == SIZES
+    wanted = [(forward, answer(eager, forward)) for forward in FORWARDS.values()]
     # Each twice, after all others: nothing of an earlier forward may be left in the buffers.
-    for forward in [*FORWARDS.values(), *reversed(FORWARDS.values())]:
-        found, wanted = answer(graphs, forward), answer(eager, forward)
-        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)
+    for forward, values in [*wanted, *reversed(wanted)]:
+        np.testing.assert_allclose(answer(graphs, forward), values, rtol=0, atol=1e-5)
     assert graphs.graph_use.forwards == {"graph": 2 * len(FORWARDS)}
     assert not eager.graph_use.forwards
 
@@ -207,10 +207,11 @@ def test_replays_of_an_encoder_answer_as_eager_forwards_do(
     graphs = executor_with_graphs(model, way)
     assert graphs.graph_use.sizes == SIZES
     forwards = [whole_prompts(lens, model.vector_width) for lens in PROMPTS.values()]
-    for forward in [*forwards, *reversed(forwards)]:
-        found, wanted = answer(graphs, forward), answer(eager, forward)
+    wanted = [(forward, answer(eager, forward)) for forward in forwards]
+    for forward, values in [*wanted, *reversed(wanted)]:
+        found = answer(graphs, forward)
         assert found.shape == (forward.num_rows * model.vector_width,)
-        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(found, values, rtol=0, atol=1e-5)
     assert graphs.graph_use.forwards == {"graph": 2 * len(PROMPTS)}
 
 

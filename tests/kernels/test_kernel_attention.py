@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -44,6 +45,7 @@ LAYOUTS = {
     "whole_prompts": replace(layout((0, 0, 3, 1, 40, 17), (0, 0, 9)), causal=False),
 }
 WAYS = [AttentionWay.FUSED, AttentionWay.MERGE]
+WRONG_KERNEL = cache(attention_choice.wrong_kernel)
 
 each_layout = pytest.mark.parametrize("forward", LAYOUTS.values(), ids=LAYOUTS)
 each_way = pytest.mark.parametrize("way", WAYS)
@@ -270,6 +272,12 @@ def test_one_upload_serves_every_layer(way: AttentionWay, device: torch.device) 
 # Whether the kernels can run at all
 
 
+@pytest.fixture
+def kernels_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All models of the tests below have the same heads."""
+    monkeypatch.setattr(attention_choice, "wrong_kernel", WRONG_KERNEL)
+
+
 def test_an_obstacle_is_named(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     def obstacle(shape: HeadShape, dtype: torch.dtype = torch.float32) -> str:
         return kernel_obstacle(shape, dtype, device)
@@ -285,6 +293,7 @@ def test_an_obstacle_is_named(device: torch.device, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("asked", AttentionWay)
+@pytest.mark.usefixtures("kernels_checked_once")
 def test_what_was_asked_for_is_used_if_it_can_run(
     asked: AttentionWay, device: torch.device
 ) -> None:
@@ -297,6 +306,7 @@ def test_what_was_asked_for_is_used_if_it_can_run(
 
 
 @pytest.mark.parametrize("asked", LIBRARIES)
+@pytest.mark.usefixtures("kernels_checked_once")
 def test_a_library_that_is_right_is_used_and_one_that_is_not_is_named(
     asked: AttentionWay,
     device: torch.device,
@@ -322,6 +332,7 @@ def test_a_library_that_is_right_is_used_and_one_that_is_not_is_named(
 
 
 @pytest.mark.parametrize("asked", LIBRARIES)
+@pytest.mark.usefixtures("kernels_checked_once")
 def test_a_library_that_is_not_installed_is_named(
     asked: AttentionWay,
     device: torch.device,

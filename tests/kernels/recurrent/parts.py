@@ -71,8 +71,6 @@ def assert_joined_as_apart(
     prefixes: list[int],
     rows: list[int],
     slots: list[int],
-    *,
-    roomy: bool,
 ) -> None:
     """Prefixes and rows in one part are carried as in two, whatever that part has room for.
 
@@ -82,17 +80,19 @@ def assert_joined_as_apart(
     device, (tokens, heads, value_dim) = inputs.v.device, inputs.v.shape
     first, of_prefixes = sum(prefixes), [*range(1, len(prefixes) + 1)]
     states = torch.zeros(3, heads, value_dim, inputs.q.shape[-1], device=device)
-    wanted_states, wanted = states.clone(), torch.full_like(inputs.v, torch.nan)
+    wanted = torch.full_like(inputs.v, torch.nan)
     if prefixes:
         part = part_of(prefixes, of_prefixes, device, keep=True)
-        way.carry(inputs.part(slice(first)), wanted_states, part, wanted[:first])
+        way.carry(inputs.part(slice(first)), states, part, wanted[:first])
     part = part_of(rows, slots, device, keep=False)
-    way.carry(inputs.part(slice(first, None)), wanted_states, part, wanted[first:])
-    found, room = torch.full_like(wanted, torch.nan), Room.within(tokens, 3, 4) if roomy else None
-    way.carry(inputs, states, joined_part(prefixes, of_prefixes, rows, slots, device, room), found)
-    assert torch.equal(found, wanted)
-    assert torch.equal(states, wanted_states)
-    assert found.isfinite().all()
+    way.carry(inputs.part(slice(first, None)), states, part, wanted[first:])
+    for room in (None, Room.within(tokens, 3, 4)):
+        found, found_states = torch.full_like(wanted, torch.nan), torch.zeros_like(states)
+        part = joined_part(prefixes, of_prefixes, rows, slots, device, room)
+        way.carry(inputs, found_states, part, found)
+        assert torch.equal(found, wanted)
+        assert torch.equal(found_states, states)
+        assert found.isfinite().all()
 
 
 def _sequences(lens: list[int], slots: list[int]) -> Sequences:

@@ -68,14 +68,12 @@ def test_the_kernels_are_called_as_by_sglang(device: torch.device) -> None:
         (torch.float32, [7], [2, 3], [1, 1]),
     ],
 )
-@pytest.mark.parametrize("roomy", [True, False])
 def test_rows_start_behind_prefixes_of_the_same_part(
     device: torch.device,
     dtype: torch.dtype,
     prefixes: list[int],
     rows: list[int],
     slots: list[int],
-    roomy: bool,
 ) -> None:
     """As by a part of prefixes and one of rows; what a part has room for changes nothing."""
     draw = partial(torch.randn, generator=torch.Generator().manual_seed(3))
@@ -84,4 +82,4 @@ def test_rows_start_behind_prefixes_of_the_same_part(
     v = draw(tokens, VALUE_HEADS, DIM).to(device, dtype)
     a, b = draw(2, tokens, VALUE_HEADS).to(device, dtype)
     way = RuleWay(partial(kernel_inputs, *draw(2, VALUE_HEADS).to(device)), carry)
-    assert_joined_as_apart(way, way.prepare(q, k, v, a, b), prefixes, rows, slots, roomy=roomy)
+    assert_joined_as_apart(way, way.prepare(q, k, v, a, b), prefixes, rows, slots)

@@ -128,18 +128,16 @@ def test_the_kernels_are_called_as_by_sglang(device: torch.device) -> None:
         (0, [7], [2, 3], [1, 1]),  # a program for each token
     ],
 )
-@pytest.mark.parametrize("roomy", [True, False])
 def test_rows_start_behind_prefixes_of_the_same_part(
     device: torch.device,
     fused: int,
     prefixes: list[int],
     rows: list[int],
     slots: list[int],
-    roomy: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As by a part of prefixes and one of rows; what a part has room for changes nothing."""
     monkeypatch.setattr(kimi_delta, "_FUSED_PROGRAMS", fused)
     weights, of_layer = drawn(device, 5, sum(prefixes) + sum(rows))
     way = RuleWay(partial(kernel_inputs, *weights), carry)
-    assert_joined_as_apart(way, way.prepare(*of_layer), prefixes, rows, slots, roomy=roomy)
+    assert_joined_as_apart(way, way.prepare(*of_layer), prefixes, rows, slots)
