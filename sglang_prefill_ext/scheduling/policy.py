@@ -75,7 +75,8 @@ def choose_jobs(
     The first job in order always runs. Others join in order, up to the first that does not fit: if
     smaller jobs from behind it could join, nothing would bound how long a large job waits. A
     forward has one adapter, so jobs with another adapter than the first job's are passed over; they
-    keep their places.
+    keep their places. Behind a job of several forwards that was passed over, no other such job
+    starts: all its forwards would come before the first one of that job.
 
     A job of ``m`` tokens delays each of the ``n`` jobs before it, chosen or passed over, by its
     tokens: by ``n * m`` in all. It saves one launch for itself and one for each job behind it. It
@@ -96,12 +97,16 @@ def choose_jobs(
     prefixes = set()
     # Whether graphs can replay all chosen jobs together, and whether the first alone runs eagerly.
     replayed, eager = True, False
+    passed_divided = False
     for before, job in enumerate(in_turn(queue)):
         piece = job.piece
         if chosen and piece.adapter != chosen[0].piece.adapter:
             if job is queue.begun:
                 break  # if it were overtaken, a second divided job might begin
+            passed_divided = passed_divided or job.divided
             continue
+        if passed_divided and job.divided:
+            break
         is_shared = piece.prefix_key in prefixes
         added = len(piece.suffix_ids) if is_shared else piece.num_tokens
         tokens, reads = tokens + added, reads + len(piece.reads)
