@@ -1,8 +1,9 @@
 """Which jobs share the next forward, and in which iterations a forward runs beside decode steps.
 
 While generations run, work is counted in *token equivalents*: tokens that a packed forward computes
-in the same time. A forward of ``n`` tokens takes ``launch_tokens + n`` of them. No clock is read,
-so all ranks decide alike.
+in the same time. A forward of ``n`` tokens takes ``launch_tokens + n`` of them; one that no graph
+can replay, where there are graphs, at least as many as the host needs for its launches. No clock is
+read, so all ranks decide alike.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from sglang_prefill_ext.scheduling.budget import UNLIMITED, ForwardBudget, Queue
 from sglang_prefill_ext.scheduling.graph_room import NO_GRAPHS, ForwardSize, GraphCost
 from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.queue import JobQueue, order_key
+from sglang_prefill_ext.scheduling.split import Piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,13 @@ class SchedulingPolicy:
         """Of a forward, in token equivalents, if graphs replay all that are short enough."""
         return self.graphs.forward(tokens, self.launch_tokens, eager=tokens > self.graphs.tokens)
 
+    def equivalents(self, piece: Piece) -> int:
+        """Token equivalents that a piece alone adds to a launch: its tokens, or more if no graph
+        can replay it."""
+        eager = not (piece.is_replayable and self.graphs.hold(_size_of(piece)))
+        launch_tokens = self.launch_tokens
+        return self.graphs.forward(piece.num_tokens, launch_tokens, eager=eager) - launch_tokens
+
     def new_queue(self) -> JobQueue:
         """An empty queue in the policy's order."""
         return JobQueue(order_key(self.order, self.ageing))
@@ -65,6 +74,11 @@ def policy_of(
         ),
         graphs=graphs,
     )
+
+
+def _size_of(piece: Piece) -> ForwardSize:
+    span = piece.span
+    return ForwardSize(piece.num_tokens, 1, int(span.prefix_len > 0), max(span.num_rows, 1))
 
 
 def choose_jobs(
@@ -192,7 +206,8 @@ class IterationPolicy:
         """Decide about the iteration that begins; call it once an iteration.
 
         Args:
-            next_tokens: tokens of the first waiting piece; 0 if no packed work waits.
+            next_tokens: of the first waiting piece, see `SchedulingPolicy.equivalents`; 0 if no
+                packed work waits.
             decoding: whether generations are running.
 
         Returns:
