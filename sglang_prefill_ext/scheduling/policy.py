@@ -1,8 +1,9 @@
 """Which jobs share the next forward, and in which iterations a forward runs beside decode steps.
 
 While generations run, work is counted in *token equivalents*: tokens that a packed forward computes
-in the same time. A forward of ``n`` tokens takes ``launch_tokens + n`` of them. No clock is read,
-so all ranks decide alike.
+in the same time. A forward of ``n`` tokens takes ``launch_tokens + n`` of them; one that no graph
+can replay, where there are graphs, at least as many as the host needs for its launches. No clock is
+read, so all ranks decide alike.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from sglang_prefill_ext.scheduling.budget import UNLIMITED, ForwardBudget, Queue
 from sglang_prefill_ext.scheduling.graph_room import NO_GRAPHS, ForwardSize, GraphCost
 from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.queue import JobQueue, order_key
+from sglang_prefill_ext.scheduling.split import Piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,13 @@ class SchedulingPolicy:
     def cost(self, tokens: int) -> int:
         """Of a forward, in token equivalents, if graphs replay all that are short enough."""
         return self.graphs.forward(tokens, self.launch_tokens, eager=tokens > self.graphs.tokens)
+
+    def equivalents(self, piece: Piece) -> int:
+        """Token equivalents that a piece alone adds to a launch: its tokens, or more if no graph
+        can replay it."""
+        eager = not (piece.is_replayable and self.graphs.hold(_size_of(piece)))
+        launch_tokens = self.launch_tokens
+        return self.graphs.forward(piece.num_tokens, launch_tokens, eager=eager) - launch_tokens
 
     def new_queue(self) -> JobQueue:
         """An empty queue in the policy's order."""
@@ -67,6 +76,11 @@ def policy_of(
     )
 
 
+def _size_of(piece: Piece) -> ForwardSize:
+    span = piece.span
+    return ForwardSize(piece.num_tokens, 1, int(span.prefix_len > 0), max(span.num_rows, 1))
+
+
 def choose_jobs(
     queue: JobQueue, policy: SchedulingPolicy, join_tokens: int = UNLIMITED
 ) -> list[Job]:
@@ -75,7 +89,8 @@ def choose_jobs(
     The first job in order always runs. Others join in order, up to the first that does not fit: if
     smaller jobs from behind it could join, nothing would bound how long a large job waits. A
     forward has one adapter, so jobs with another adapter than the first job's are passed over; they
-    keep their places.
+    keep their places. Behind a job of several forwards that was passed over, no other such job
+    starts: all its forwards would come before the first one of that job.
 
     A job of ``m`` tokens delays each of the ``n`` jobs before it, chosen or passed over, by its
     tokens: by ``n * m`` in all. It saves one launch for itself and one for each job behind it. It
@@ -96,12 +111,16 @@ def choose_jobs(
     prefixes = set()
     # Whether graphs can replay all chosen jobs together, and whether the first alone runs eagerly.
     replayed, eager = True, False
+    passed_divided = False
     for before, job in enumerate(in_turn(queue)):
         piece = job.piece
         if chosen and piece.adapter != chosen[0].piece.adapter:
             if job is queue.begun:
                 break  # if it were overtaken, a second divided job might begin
+            passed_divided = passed_divided or job.divided
             continue
+        if passed_divided and job.divided:
+            break
         is_shared = piece.prefix_key in prefixes
         added = len(piece.suffix_ids) if is_shared else piece.num_tokens
         tokens, reads = tokens + added, reads + len(piece.reads)
@@ -187,7 +206,8 @@ class IterationPolicy:
         """Decide about the iteration that begins; call it once an iteration.
 
         Args:
-            next_tokens: tokens of the first waiting piece; 0 if no packed work waits.
+            next_tokens: of the first waiting piece, see `SchedulingPolicy.equivalents`; 0 if no
+                packed work waits.
             decoding: whether generations are running.
 
         Returns:

@@ -90,8 +90,9 @@ class PackedRuntime:
 
     @property
     def next_tokens(self) -> int:
-        """Tokens of the piece that the next forward is sure to compute; 0 if none waits."""
-        return next((job.piece.num_tokens for job in in_turn(self.queue)), 0)
+        """Of the piece that the next forward is sure to compute, see
+        `SchedulingPolicy.equivalents`; 0 if none waits."""
+        return next((self.policy.equivalents(job.piece) for job in in_turn(self.queue)), 0)
 
     @property
     def deadline_pace(self) -> float:

@@ -134,6 +134,16 @@ def test_a_stream_of_one_adapter_does_not_starve_another(launch_tokens: int) -> 
     assert waited < watched.runtime.stats.tokens_computed / 4
 
 
+def test_a_later_large_request_with_another_adapter_does_not_begin_first() -> None:
+    small, large = request([], range(BUDGET)), request([], *[range(i, i + 7) for i in range(80)])
+    first = replace(request([], range(7), range(1, 8)), adapter="first")
+    watched = Watched(ageing=1, launch_tokens=10**6)
+    # The request of one token comes right before the first large one, and has room in its forward.
+    watched.run([[*[small] * 100, first], [request()], *[[]] * 98, [large]])
+    (waited,) = (waited for tokens, waited in watched.waits if tokens == 14)
+    assert waited < watched.bound(14, ageing=1)
+
+
 def _flood(rounds: int) -> list[list[PlainRequest]]:
     """A large request, and small ones that come as fast as they are served, for ever."""
     small = request([], [1])

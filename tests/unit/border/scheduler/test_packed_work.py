@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -87,6 +88,20 @@ def test_with_generations_a_forward_waits_until_it_is_paid_for(
     submit(work, "a", 6)
     assert [work.step(decoding=True) for _ in range(3)] == [False, False, True]
     assert answers == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("adapter", "tokens", "waits"), [("", 6, 2), ("", 17, 5), ("a", 6, 4), ("a", 17, 5)]
+)
+def test_a_forward_that_no_graph_replays_has_to_be_paid_for_as_a_whole(
+    answers: Answers, adapter: str, tokens: int, waits: int
+) -> None:
+    graphs = GraphCost(tokens=16, eager_tokens=20)
+    policy = policy_of(CONFIG, BUDGET, launch_tokens=1, graphs=graphs)
+    work = work_of(scheduler(), PackedRuntime(IdleExecutor(), answers, policy), CONFIG)
+    rows = replace(request([], [9] * tokens), adapter=adapter).pack()
+    work.runtime.submit("a", rows, None)
+    assert [work.step(decoding=True) for _ in range(waits + 1)] == [*[False] * waits, True]
 
 
 @pytest.mark.parametrize("beside_stock", [False, True])
