@@ -49,7 +49,7 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         hook=f"{_HOOKS}.prompt_checks:validate_prompt",
         group=Group.FRONTEND,
         why="An empty prompt, an id outside the vocabulary, more tokens or positions than "
-        "there are, or unfit embeddings would crash the scheduler.",
+        "there are, or unfit embeddings would crash the scheduler, and unknown labels the server.",
         relies_on="obj.input_embeds input_ids",
         diffs=(
             "0007-reject-empty-prompts.patch",
@@ -57,6 +57,7 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
             "0028-refuse-numbers-that-end-the-scheduler.patch",
             "0029-refuse-readout-positions-that-end-the-scheduler.patch",
             "0031-refuse-input-embeds-that-end-the-scheduler.patch",
+            "0042-refuse-custom-labels-that-end-the-server.patch",
         ),
     ),
     _around(

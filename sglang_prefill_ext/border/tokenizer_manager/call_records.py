@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from sglang.srt.managers.tokenizer_manager import ReqState
@@ -52,6 +52,7 @@ class CallRecord:
     Args:
         trace: headers of the trace that the call is a part of; None if it is not to be traced.
         request: the HTTP request, if any.
+        priority: SGLang's field of this name; None if the call has none.
 
     Attributes:
         times: SGLang's time stamps of the call.
@@ -59,9 +60,15 @@ class CallRecord:
     """
 
     def __init__(
-        self, call: PackedCall, *, trace: dict[str, str] | None, request: Any = None
+        self,
+        call: PackedCall,
+        *,
+        trace: dict[str, str] | None,
+        request: Any = None,
+        priority: int | None = None,
     ) -> None:
         self.call = call
+        self.priority = priority
         self._request = request
         self.times = APIServerReqTimeStats()
         self._traced = trace is not None
@@ -113,15 +120,20 @@ class CallRecords:
 
     def __init__(self, manager: Any) -> None:
         self._manager = manager
-        self._counters: RequestCounters | None = None
-        if manager.enable_metrics:
-            first_tokens = manager.server_args.disaggregation_mode != "prefill"
-            priority = (
-                manager.default_priority_value if manager.enable_priority_scheduling else None
-            )
-            self._counters = RequestCounters(
-                manager.metrics_collector, first_tokens=first_tokens, priority=priority
-            )
+        self._counters_of = lru_cache(maxsize=64)(self._new_counters)
+
+    def _new_counters(self, priority: int | None) -> RequestCounters | None:
+        """What counts the calls of a priority, or those without one; None without metrics."""
+        manager = self._manager
+        if not manager.enable_metrics:
+            return None
+        if not manager.enable_priority_scheduling:
+            priority = None
+        elif priority is None:
+            priority = manager.default_priority_value
+        first_tokens = manager.server_args.disaggregation_mode != "prefill"
+        collector = manager.metrics_collector
+        return RequestCounters(collector, first_tokens=first_tokens, priority=priority)
 
     @cached_property
     def _exports(self) -> bool:
@@ -146,6 +158,7 @@ class CallRecords:
         num_prompts: int,
         contents: Callable[[], dict[str, Any]],
         names: Sequence[str] = (),
+        priority: int | None = None,
     ) -> Iterator[CallRecord]:
         """Keep a record of the call inside, and report how it ends, unless SGLang is to serve it.
 
@@ -154,6 +167,7 @@ class CallRecords:
             contents: returns `PackedCall.text` or `input_ids`; called only if requests are shown.
             names: of the record, if the client has named its prompts. One that another request has
                 already stays that one's.
+            priority: see `CallRecord`.
         """
         shown = contents() if self.shows_requests else {}
         route = getattr(request, "scope", {}).get("path", "")
@@ -163,7 +177,7 @@ class CallRecords:
         if self._manager.enable_trace:
             headers = getattr(request, "headers", {})
             trace = {name: headers[name] for name in _TRACE_HEADERS if name in headers}
-        record = CallRecord(call, trace=trace, request=request)
+        record = CallRecord(call, trace=trace, request=request, priority=priority)
         records = self._manager.rid_to_state
         own = [name for name in names if name not in records] or [rid]
         records.update(dict.fromkeys(own, record.state))
@@ -182,11 +196,12 @@ class CallRecords:
 
     def _end(self, record: CallRecord, error: Exception | None, request: Any) -> None:
         record.end()
-        if self._counters is not None:
+        counters = self._counters_of(record.priority)
+        if counters is not None:
             if record.served is not None:
-                self._counters.record(record.served, record.times.get_e2e_latency())
+                counters.record(record.served, record.times.get_e2e_latency())
             elif isinstance(error, RequestAbortedError) and not record.state.abort_sent:
-                self._counters.record_aborted(record.call.num_prompts)
+                counters.record_aborted(record.call.num_prompts)
         if self.shows_requests:
             self._show(record.call, record.state, record.outcome(error), request)
 

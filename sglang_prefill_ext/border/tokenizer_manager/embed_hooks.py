@@ -46,11 +46,13 @@ async def packed_vectors(
     call: EmbedCall,
     context: CallContext,
     names: Sequence[str] = (),
+    priority: int | None = None,
 ) -> tuple[Embedded, CallRecord]:
     """Serve a call on the packed path; return its record, too.
 
     Args:
         names: of its prompts, by which it can be aborted.
+        priority: see `CallRecord`.
 
     Raises:
         StockPathTaken: SGLang is to serve it.
@@ -62,8 +64,8 @@ async def packed_vectors(
         if request is not None:  # calls of an offline engine, by the program itself, have no limit
             frontend.check_limits(len(call.prompts), field="input")
         context.raise_if_opted_out()
-        count = len(call.prompts)
-        with server.records.keeping(request, count, call.contents, names) as record:
+        about = request, len(call.prompts), call.contents, names, priority
+        with server.records.keeping(*about) as record:
             _check_dimensions(server.manager, call)
             embedded = await frontend.embed(call, context.options(), record)
             record.served = embedded.served
@@ -103,7 +105,8 @@ async def embed(
                 await server.path.exchange.pause_over(context.options(), context.request)
         async with acquired_adapter(manager, obj) as adapter:
             call = replace(call, adapter=adapter)
-            embedded, record = await packed_vectors(server, frontend, call, context, names)
+            asked = server, frontend, call, context, names, obj.priority
+            embedded, record = await packed_vectors(*asked)
     except StockPathTaken as stock:
         server.path.metrics.record_fallback(stock.reason)
         _put_ids(manager, obj, stock.call)

@@ -30,8 +30,8 @@ def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
     Raises:
         RequestError: the prompt is empty, or an id lies outside the vocabulary; its embeddings do
             not fit the model, or the model is an encoder, which takes none; an encoder has no
-            positions for so many tokens; or the request asks for tokens or positions that do not
-            exist, or for an adapter in another way than by one name.
+            positions for so many tokens; or the request asks for tokens, positions or labels that
+            do not exist, or for an adapter in another way than by one name.
     """
     server = server_of(manager)
     if server is None:
@@ -58,6 +58,7 @@ def _check(manager: Any, obj: Any, input_ids: Any) -> None:
             min_new_tokens=sampling.get("min_new_tokens") or 0,
             stop_token_ids=sampling.get("stop_token_ids") or (),
         )
+        _check_labels(manager, obj)
     _check_adapter(manager, obj)
     _check_readout(manager, obj, input_ids)
     if getattr(obj, "input_embeds", None) is not None:
@@ -79,6 +80,19 @@ def _check(manager: Any, obj: Any, input_ids: Any) -> None:
     # SGLang itself refuses prompts over the context length.
     if encoder is not None and len(input_ids) <= manager.context_len:
         check_positions(len(input_ids), encoder.longest_prompt, field=field)
+
+
+def _check_labels(manager: Any, obj: Any) -> None:
+    """Refuse labels that SGLang's metrics lack: an answer that has them cannot be counted."""
+    if not manager.enable_metrics:
+        return
+    for name in obj.custom_labels or ():
+        if name not in manager.metrics_collector.labels:
+            raise wrong(
+                "custom_labels",
+                f"{name!r:.80} is no label of this server's metrics. Leave it out, or start the "
+                "server with --tokenizer-metrics-allowed-custom-labels.",
+            )
 
 
 def _check_adapter(manager: Any, obj: Any) -> None:

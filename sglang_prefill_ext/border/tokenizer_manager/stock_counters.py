@@ -46,7 +46,7 @@ class RequestCounters:
         collector: SGLang's; if it uses another library than Prometheus, prompts are observed one by
             one.
         first_tokens: whether SGLang observes the time to the first token of a request.
-        priority: of requests that name none, which is one of their labels; None if there is none.
+        priority: of the requests, which is one of their labels; None if there is none.
     """
 
     def __init__(self, collector: Any, *, first_tokens: bool, priority: int | None = None) -> None:

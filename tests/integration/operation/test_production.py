@@ -14,7 +14,13 @@ from typing import Any
 
 import pytest
 
-from tests.integration.support.client import Json, random_ids, score_body, wait_until
+from tests.integration.support.client import (
+    Json,
+    generate_body,
+    random_ids,
+    score_body,
+    wait_until,
+)
 from tests.integration.support.own_server import Serving, serving
 from tests.integration.support.parity import assert_paths_agree
 from tests.integration.support.processes import passing_on, scheduler_pid, stopped
@@ -85,6 +91,17 @@ def test_metrics_have_the_served_name(production: Serving) -> None:
 def _named(sample: Any) -> tuple[str, dict[str, str]]:
     name, labels = sample
     return name, dict(labels)
+
+
+@pytest.mark.patch("P22")
+@pytest.mark.parametrize("stock", [False, True], ids=["packed", "stock"])
+def test_labels_that_end_a_plain_server_are_refused(production: Serving, stock: bool) -> None:
+    client, body = production.client, generate_body([5, 6], 1)
+    refused = client.post("/generate", body | {"custom_labels": {"team": "a"}}, stock=stock)
+    assert refused.status_code == 400
+    assert "custom_labels: 'team' is no label" in refused.json()["error"]["message"]
+    known = body | {"custom_labels": {"model_name": NAME}}
+    assert client.post("/generate", known, stock=stock).status_code == 200
 
 
 def test_a_packed_call_is_one_line_of_the_log(production: Serving, folder: Path) -> None:

@@ -84,6 +84,20 @@ async def test_where_nothing_shows_calls_their_contents_are_left_alone(
     assert samples(registry)["num_requests_total"] == 2
 
 
+@pytest.mark.parametrize(
+    ("schedules", "priority", "label"),
+    [(True, None, "1"), (True, 7, "7"), (True, 0, "0"), (False, 7, "")],
+)
+async def test_a_call_is_counted_under_its_priority(
+    manager: Manager, registry: CollectorRegistry, schedules: bool, priority: int | None, label: str
+) -> None:
+    manager.enable_priority_scheduling, manager.default_priority_value = schedules, 1
+    with CallRecords(manager).keeping(REQUEST, 2, contents, priority=priority) as record:
+        record.served = SERVED
+    labels = {"model_name": "m", "priority": label, "is_streaming": "false"}
+    assert registry.get_sample_value("num_requests_total", labels) == 2
+
+
 async def test_a_record_has_the_names_that_the_client_has_given(
     manager: Manager, registry: CollectorRegistry
 ) -> None:
