@@ -146,7 +146,7 @@ def _redirect(location: bytes, target: URL) -> bytes:
     """Where an engine redirects to; at its own address, which clients need not reach, the path."""
     scheme, _, rest = location.partition(b"://")
     host, _, path = rest.partition(b"/")
-    is_own = host.decode("latin-1").lower() == target.host_port_subcomponent.lower()
+    is_own = host.decode("latin-1").lower() == (target.host_port_subcomponent or "").lower()
     if scheme not in (b"http", b"https") or not is_own or path.startswith(b"/"):
         return location
     return b"/" + path
