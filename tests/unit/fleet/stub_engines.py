@@ -50,7 +50,7 @@ class CountingEngine(StubEngine):
         end: returned instead of such an answer, if set.
     """
 
-    tokens = 0
+    tokens, weights = 0, "m default"
     end: PackedResult | None = None
 
     def __init__(self) -> None:
