@@ -83,7 +83,7 @@ class Router:
     async def __call__(self, scope: Any, receive: Any, send: _Send) -> None:
         if scope["type"] == "http":
             await self._serve(Request(scope, receive), send)
-        else:  # SGLang has no WebSockets that a router could hand on
+        else:  # a WebSocket; those of SGLang are not handed on
             await receive()
             await send({"type": "websocket.close", "code": 1011})
 
