@@ -94,10 +94,16 @@ class EngineState(msgspec.Struct, frozen=True):
 
 
 class PartAnswer(msgspec.Struct, frozen=True):
-    """The answer to rows; `tokens` is as in `EngineState`."""
+    """The answer to rows.
+
+    Attributes:
+        tokens: as in `EngineState`.
+        weights: names the weights that the engine has now; parts of other weights do not fit.
+    """
 
     result: PackedResult
-    tokens: int
+    tokens: int = 0
+    weights: str = ""
 
 
 class _Versioned(msgspec.Struct, frozen=True):

@@ -61,7 +61,7 @@ class PrefillClient(Methods[Scores, NDArray[np.float32], httpx.BaseTransport]):
         deadline = Deadline(options.timeout_s)
 
         def ask(request: Request[AnswerT]) -> AnswerT:
-            return _finished(self._carrier.ask(request, options, deadline))
+            return _finished(self._ask(request, options, deadline))
 
         retrying = self._retries.retrying(Retrying, deadline)
         return planned.join([retrying(ask, request) for request in planned.requests])
@@ -134,7 +134,7 @@ class AsyncPrefillClient(
 
         async def ask(request: Request[AnswerT]) -> AnswerT:
             async with slots:  # held during an attempt, not during the wait for the next one
-                return await self._carrier.ask(request, options, deadline)
+                return await self._ask(request, options, deadline)
 
         retrying = self._retries.retrying(AsyncRetrying, deadline)
         # One copy for each, because it keeps the state of the call that it repeats.

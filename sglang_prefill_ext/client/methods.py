@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, Generic, TypeVar
@@ -11,12 +12,20 @@ import grpc
 from sglang_prefill_ext.client import exchange
 from sglang_prefill_ext.client.arrays import EmbedOverrides
 from sglang_prefill_ext.client.carriers import GrpcCarrier, HttpCarrier
-from sglang_prefill_ext.client.options import DEFAULT_OPTIONS, DEFAULT_RETRIES, Options, Retries
+from sglang_prefill_ext.client.options import (
+    DEFAULT_OPTIONS,
+    DEFAULT_RETRIES,
+    Deadline,
+    Options,
+    Retries,
+)
 from sglang_prefill_ext.client.requests import (
+    AnswerT,
     Labels,
     Plan,
     Prompt,
     Prompts,
+    Request,
     plan_classify,
     plan_embed,
     plan_score,
@@ -26,6 +35,14 @@ from sglang_prefill_ext.errors import ClientError
 ScoresT = TypeVar("ScoresT")
 VectorsT = TypeVar("VectorsT")
 TransportT = TypeVar("TransportT")
+
+_CLOSED = "The client is closed. Make a new one, or close it later."
+
+
+def _is_cancelled(error: BaseException) -> bool:
+    """Whether the caller was cancelled; gRPC raises the same error in calls of a closed channel."""
+    task = asyncio.current_task() if isinstance(error, asyncio.CancelledError) else None
+    return task is not None and task.cancelling() > 0
 
 
 class Methods(ABC, Generic[ScoresT, VectorsT, TransportT]):
@@ -128,7 +145,23 @@ class Methods(ABC, Generic[ScoresT, VectorsT, TransportT]):
     def _require_open(self) -> None:
         """Raises: ClientError: the client is closed."""
         if self._closed:
-            raise ClientError("The client is closed. Make a new one, or close it later.")
+            raise ClientError(_CLOSED)
+
+    async def _ask(
+        self, request: Request[AnswerT], options: Options, deadline: Deadline
+    ) -> AnswerT:
+        """Ask once.
+
+        Raises:
+            ClientError: the client is closed, or was closed meanwhile.
+        """
+        self._require_open()
+        try:
+            return await self._carrier.ask(request, options, deadline)
+        except (Exception, asyncio.CancelledError) as error:
+            if not self._closed or _is_cancelled(error):
+                raise
+            raise ClientError(_CLOSED) from error
 
     @abstractmethod
     def _run(

@@ -66,12 +66,17 @@ class RowsPart:
 
         return min(choices, key=end_s, default=None)
 
-    def named(self, replica: str, result: PackedResult) -> PackedResult:
-        """Return the result; a message that is for the user names the part."""
+    def failed(self, replica: str, status: Status, why: str) -> PartAnswer:
+        """Return what stands for the answer of a replica that gave none."""
+        return self.named(replica, PartAnswer(PackedResult(status, why)))
+
+    def named(self, replica: str, answer: PartAnswer) -> PartAnswer:
+        """Return the answer; a message that is for the user names the part."""
+        result = answer.result
         if not self._which or result.status not in _NAMED:
-            return result
+            return answer
         message = f"{self._which}{replica}): {result.message}"
-        return PackedResult(result.status, message, retry_after_s=result.retry_after_s)
+        return PartAnswer(PackedResult(result.status, message, retry_after_s=result.retry_after_s))
 
 
 class _Attempt(NamedTuple):
@@ -97,7 +102,7 @@ class Attempts:
 
     async def ask(
         self, part: RowsPart, first: str, state: ReplicaState, options: RequestOptions
-    ) -> PackedResult:
+    ) -> PartAnswer:
         """Have one part served, and return the first good answer, or the last bad one."""
         running: dict[asyncio.Task[PartAnswer], _Attempt] = {}
 
@@ -111,7 +116,7 @@ class Attempts:
         if first not in self._loads:  # it has gone since this was planned
             choice = part.soonest(self._choices())
             if choice is None:
-                return part.named(first, PackedResult(Status.UNREACHABLE, NO_ENGINE))
+                return part.failed(first, Status.UNREACHABLE, NO_ENGINE)
             first, state = choice
         begin(first, state)
         other: Choice | None = None
@@ -120,12 +125,16 @@ class Attempts:
                 done, _ = await asyncio.wait(
                     running, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED
                 )
-                for result in [self._ended(part, running.pop(task), task) for task in done]:
-                    if result.status not in _AGAIN:
-                        return result
-                    last = result
+                for answer in [self._ended(part, running.pop(task), task) for task in done]:
+                    if answer.result.status not in _AGAIN:
+                        return answer
+                    last = answer
                 if other is None:
-                    other = self._sooner(part, first) if running else self._other(part, last, first)
+                    other = (
+                        self._sooner(part, first)
+                        if running
+                        else self._other(part, last.result, first)
+                    )
                     if other is not None:
                         self.counts["asked_twice" if running else "retried"] += 1
                         begin(*other)
@@ -139,7 +148,7 @@ class Attempts:
 
     def _ended(
         self, part: RowsPart, attempt: _Attempt, task: asyncio.Task[PartAnswer]
-    ) -> PackedResult:
+    ) -> PartAnswer:
         """Record how an attempt has ended; an error in its result names the part."""
         now_s, (replica, load, ticket) = time.monotonic(), attempt
         try:
@@ -147,17 +156,16 @@ class Attempts:
         except EngineUnavailableError as error:
             load.ended(ticket, now_s, ok=False)
             logger.warning("Engine %s: %s", replica, error)
-            return part.named(replica, PackedResult(Status.UNREACHABLE, str(error)))
+            return part.failed(replica, Status.UNREACHABLE, str(error))
         except Exception as error:  # a defect of ours, not a failure of the replica
             load.cancelled(ticket, now_s)
             logger.exception("A part of a request could not be served")
-            why = f"{type(error).__name__}: {error}"
-            return part.named(replica, PackedResult(Status.FAILED, why))
+            return part.failed(replica, Status.FAILED, f"{type(error).__name__}: {error}")
         if answer.result.status is Status.REJECTED:
             load.cancelled(ticket, now_s)  # it is full, not broken
         else:
             load.ended(ticket, now_s, ok=True)
-        return part.named(replica, answer.result)
+        return part.named(replica, answer)
 
     def _other(self, part: RowsPart, last: PackedResult, tried: str) -> Choice | None:
         """Choose the replica that is asked again for a part that failed; None if there is none.

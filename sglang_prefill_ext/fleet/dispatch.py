@@ -7,6 +7,7 @@ import hashlib
 import time
 from collections.abc import Mapping
 
+from sglang_prefill_ext.attach.carrier import PartAnswer
 from sglang_prefill_ext.errors import DeadlineExceededError, EngineUnavailableError
 from sglang_prefill_ext.fleet.attempts import Attempts, Choice, RowsPart
 from sglang_prefill_ext.fleet.loads import NO_ENGINE, Loads
@@ -57,12 +58,14 @@ class Dispatcher:
         except EngineUnavailableError as error:
             return PackedResult(Status.UNREACHABLE, str(error))
 
-    async def _answer(self, rows: PackedRows, options: RequestOptions) -> PackedResult:
+    async def _answer(
+        self, rows: PackedRows, options: RequestOptions, *, whole: bool = False
+    ) -> PackedResult:
         costs = RowCosts.of(rows.prefix_len, rows.suffix_lens)
         key = _prefix_key(rows)
         home = (key and self._homes.get(key)) or frozenset()
         snapshot = self.loads.snapshot(time.monotonic(), home)
-        extra_work = self._extra_work if is_divisible(rows) else _WHOLE
+        extra_work = _WHOLE if whole or not is_divisible(rows) else self._extra_work
         if extra_work is None:
             extra_work = allowed_extra_work(snapshot.utilisation)
         choices = list(snapshot.states.items())
@@ -75,11 +78,15 @@ class Dispatcher:
             RowsPart(rows, costs, each.rows, number, len(planned))
             for number, each in enumerate(planned)
         ]
-        self.attempts.counts["requests"] += 1
+        self.attempts.counts["requests"] += not whole
         self.attempts.counts["divided"] += len(parts) > 1
-        answers = await self._all(parts, firsts, options)
+        found = await self._all(parts, firsts, options)
+        answers = [each.result for each in found]
         if answers[0].status is not Status.OK:
             return answers[0]
+        if len({each.weights for each in found}) > 1:
+            # An engine got other weights, which its next state would have told.
+            return await self._answer(rows, options, whole=True)
         if key and answers[0].tokens_cached:
             self._homes.remember(key, home.intersection(self.loads.values()))
         return join_results(rows, list(zip([each.numbers for each in parts], answers, strict=True)))
@@ -89,7 +96,7 @@ class Dispatcher:
         parts: list[RowsPart],
         firsts: list[Choice],
         options: RequestOptions,
-    ) -> list[PackedResult]:
+    ) -> list[PartAnswer]:
         """Return the answers to all parts; or only the first bad one, and cancel the others."""
         if len(parts) == 1:
             return [await self.attempts.ask(parts[0], *firsts[0], options)]
@@ -99,7 +106,7 @@ class Dispatcher:
         ]
         try:
             for ended in asyncio.as_completed(tasks):
-                if (answer := await ended).status is not Status.OK:
+                if (answer := await ended).result.status is not Status.OK:
                     return [answer]
             return [task.result() for task in tasks]
         finally:

@@ -104,7 +104,11 @@ async def _answer(
                 limit.reschedule(None)
                 begun = True
                 raw = [(k.lower(), v) for k, v in response.raw_headers]
-                kept = [pair for pair in raw if pair[0] not in _WRITTEN_HERE]
+                kept = [
+                    (name, _redirect(value, target) if name == b"location" else value)
+                    for name, value in raw
+                    if name not in _WRITTEN_HERE
+                ]
                 await send(
                     {"type": "http.response.start", "status": response.status, "headers": kept}
                 )
@@ -136,6 +140,16 @@ def _target(url: str, request: Request) -> URL:
         raise RequestError(f"{path!r:.80} is no path. Ask for one that begins with a slash.")
     query = b"?" + scope["query_string"] if scope["query_string"] else b""
     return URL(url + (path + query).decode("latin-1"), encoded=True)
+
+
+def _redirect(location: bytes, target: URL) -> bytes:
+    """Where an engine redirects to; at its own address, which clients need not reach, the path."""
+    scheme, _, rest = location.partition(b"://")
+    host, _, path = rest.partition(b"/")
+    is_own = host.decode("latin-1").lower() == (target.host_port_subcomponent or "").lower()
+    if scheme not in (b"http", b"https") or not is_own or path.startswith(b"/"):
+        return location
+    return b"/" + path
 
 
 def _timeout_of(request: Request) -> str | None:

@@ -6,9 +6,11 @@ import hmac
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import msgspec
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
@@ -37,6 +39,15 @@ _REPEATABLE = ("/v1/score", "/v1/rerank", "/v1/embeddings", "/v1/classify", "/cl
 """Routes without side effects: if an engine fails, another may be asked in any case."""
 
 _UNAVAILABLE = 503
+
+_readable_by_pages = partial(
+    CORSMiddleware,
+    allow_origins=["*"],
+    allow_credentials=True,
+    allow_methods=["*"],
+    allow_headers=["*"],
+)
+"""Lets pages of any origin read an answer, as SGLang does; an engine's answers say so already."""
 
 _Send = Callable[[Any], Awaitable[None]]
 
@@ -72,7 +83,7 @@ class Router:
     async def __call__(self, scope: Any, receive: Any, send: _Send) -> None:
         if scope["type"] == "http":
             await self._serve(Request(scope, receive), send)
-        else:  # SGLang has no WebSockets that a router could hand on
+        else:  # a WebSocket; those of SGLang are not handed on
             await receive()
             await send({"type": "websocket.close", "code": 1011})
 
@@ -97,7 +108,7 @@ class Router:
             logger.exception("A request could not be answered")
             self._metrics.record_error("failed")
             answer = _error_response(PackedForwardError(f"{type(error).__name__}: {error}"))
-        await answer(request.scope, request.receive, send)
+        await _readable_by_pages(answer)(request.scope, request.receive, send)
 
     async def _divided(self, path: str, body: bytes, request: Request) -> Response | None:
         """Serve a request by all engines; None if one engine is to serve it."""

@@ -100,7 +100,8 @@ async def serve_grpc(
         ConfigError: the port cannot be used.
     """
     health, tokens = Health(listening.max_calls), [api_key] if api_key else []
-    server = server_of(listening, PrefillService(lambda: fleet.session), health, tokens)
+    service = PrefillService(lambda: fleet.session, listening.most_bytes)
+    server = server_of(listening, service, health, tokens)
     await server.start()
     while not stopped():
         health.show(bool(fleet.whole.available()))

@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 import grpc
 from grpc_status import rpc_status
@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_TOO_LARGE = "The answer has {} bytes, the limit is {}. Ask for fewer items or labels at a time."
+
 _AT_A_TIME = 3  # messages of a stream; while one is computed the next ones are packed
 
 
@@ -35,29 +37,50 @@ class PrefillService:
 
     Args:
         session: returns the current session, or raises EngineUnavailableError.
+        most_bytes: size of the largest answer; gRPC would log a traceback for a larger one.
     """
 
-    def __init__(self, session: Callable[[], Session]) -> None:
+    def __init__(self, session: Callable[[], Session], most_bytes: int = 2**31 - 1) -> None:
         self._session = session
+        self._most_bytes = most_bytes
 
     async def Score(self, request: pb.ScoreRequest, context: Any) -> pb.ScoreResponse:  # noqa: N802
-        return await _answer(context, self._score(request, context))
+        return await self._answer(context, self._score(request, context))
 
     async def ScoreStream(  # noqa: N802
         self, requests: AsyncIterator[pb.ScoreRequest], context: Any
     ) -> AsyncIterator[pb.ScoreResponse]:
         serve = partial(self._score, context=context)
         async with aclosing(in_order(_whole(requests), serve, at_a_time=_AT_A_TIME)) as answers:
-            while (answer := await _answer(context, anext(answers, None))) is not None:
+            while (answer := await self._answer(context, anext(answers, None))) is not None:
                 yield answer
 
     async def Embed(self, request: pb.EmbedRequest, context: Any) -> pb.EmbedResponse:  # noqa: N802
-        return await _answer(context, self._embed(request, context))
+        return await self._answer(context, self._embed(request, context))
 
     async def Classify(  # noqa: N802
         self, request: pb.ClassifyRequest, context: Any
     ) -> pb.ClassifyResponse:
-        return await _answer(context, self._classify(request, context))
+        return await self._answer(context, self._classify(request, context))
+
+    async def _answer(self, context: Any, work: Awaitable[T]) -> T:
+        """Return what the work returns; its errors, or its size, may end the call with a status."""
+        try:
+            answer: Any = await work
+        except PrefillExtError as error:
+            wrong = error
+        except Exception as error:
+            logger.exception("A call failed")
+            wrong = PackedForwardError(f"The front end failed: {type(error).__name__}: {error}")
+        else:
+            size = 0 if answer is None else answer.ByteSize()
+            if size <= self._most_bytes:
+                return cast(T, answer)
+            message = _TOO_LARGE.format(size, self._most_bytes)
+            await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, message)
+        code, status = status_of(wrong)
+        details = rpc_status.to_status(status).trailing_metadata
+        await _abort(context, code, status.message, details)
 
     async def _score(self, request: pb.ScoreRequest, context: Any) -> pb.ScoreResponse:
         options = _options(request, context)
@@ -110,26 +133,17 @@ def _options(request: Any, context: Any) -> CallOptions:
     return options_of(request.options, context.time_remaining())
 
 
-async def _answer(context: Any, work: Awaitable[T]) -> T:
-    """Return what the work returns; its errors end the call with a status.
+async def _abort(context: Any, code: grpc.StatusCode, message: str, details: Any = ()) -> NoReturn:
+    """End a call with a status.
 
     Raises:
         CancelledError: the call ended meanwhile, so nobody gets the status.
     """
     try:
-        return await work
-    except PrefillExtError as error:
-        wrong = error
-    except Exception as error:
-        logger.exception("A call failed")
-        wrong = PackedForwardError(f"The front end failed: {type(error).__name__}: {error}")
-    code, status = status_of(wrong)
-    details = rpc_status.to_status(status).trailing_metadata
-    try:
-        await context.abort(code, status.message, details)
+        await context.abort(code, message, details)
     except grpc.aio.InternalError as ended:
         raise asyncio.CancelledError from ended
-    raise wrong  # `abort` has raised
+    raise AssertionError("`abort` has raised")
 
 
 RequestT = TypeVar("RequestT")

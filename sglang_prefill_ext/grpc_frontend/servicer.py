@@ -39,7 +39,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         *(settings.attach, metrics, collector),
         on_change=lambda session: health_of_engine.show(session is not None),
     )
-    service = PrefillService(lambda: engine.session)
+    service = PrefillService(lambda: engine.session, settings.most_bytes)
     async with engine.running():
         tokens = transport.bearer_tokens(settings)
         server = server_of(settings, service, health_of_engine, tokens)

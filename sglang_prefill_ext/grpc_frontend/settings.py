@@ -56,6 +56,11 @@ class Listening(msgspec.Struct, frozen=True, kw_only=True):
         if self.client_ca is not None and self.tls_key is None:
             raise ConfigError("--client-ca needs TLS. Give --tls-key and --tls-cert as well.")
 
+    @property
+    def most_bytes(self) -> int:
+        """Size of the largest request or answer."""
+        return self.max_message_mib << 20
+
 
 class Settings(Listening, frozen=True, kw_only=True):
     """What every front end of one supervisor has in common.

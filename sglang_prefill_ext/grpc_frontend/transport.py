@@ -26,7 +26,7 @@ _TOKEN = re.compile("[!-~]+")
 
 def server_options(settings: Listening) -> list[tuple[str, Any]]:
     """Return options of a gRPC server."""
-    most = settings.max_message_mib << 20
+    most = settings.most_bytes
     options = [
         ("grpc.so_reuseport", 1),
         ("grpc.max_receive_message_length", most),

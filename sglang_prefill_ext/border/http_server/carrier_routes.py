@@ -76,7 +76,8 @@ def add_carrier_routes(
     async def rows(raw_request: Request) -> Response:
         async def serve(body: bytes) -> PartAnswer:
             options = options_of(raw_request.headers, now_ms=time.time() * 1e3)
-            return PartAnswer(await result_of(engine, body, options), engine.tokens)
+            result = await result_of(engine, body, options)
+            return PartAnswer(result, engine.tokens, engine.weights)
 
         return await _answered(raw_request, serve)
 

@@ -84,6 +84,11 @@ class AttachableEngine:
         """Tokens in packed requests of this process that are under way."""
         return self._path.exchange.tokens
 
+    @property
+    def weights(self) -> str:
+        """Names the weights of the model, which an operator may replace."""
+        return f"{self._manager.model_path} {self._manager.config_value('weight_version')}"
+
     def facts(self) -> Facts:
         manager, path = self._manager, self._path
         names = getattr(manager.model_config.hf_config, "id2label", None) or {}

@@ -350,6 +350,29 @@ async def test_a_closed_client_says_so(url: str) -> None:
         client.embed(["a"])
 
 
+@pytest.mark.parametrize("answered", [True, False])
+async def test_a_client_that_is_closed_within_a_call_says_so(answered: bool) -> None:
+    def lost() -> httpx.Response:
+        if answered:
+            return httpx.Response(503)
+        raise httpx.ReadError("closed")
+
+    def lose(_request: httpx.Request) -> httpx.Response:
+        client.close()
+        return lost()
+
+    async def lose_too(_request: httpx.Request) -> httpx.Response:
+        await aio.close()
+        return lost()
+
+    client = PrefillClient("http://x", transport=httpx.MockTransport(lose))
+    aio = AsyncPrefillClient("http://x", transport=httpx.MockTransport(lose_too))
+    with pytest.raises(ClientError, match="The client is closed"):
+        client.embed(["a"])
+    with pytest.raises(ClientError, match="The client is closed"):
+        await aio.embed(["a"])
+
+
 @pytest.mark.parametrize("key", ["secret\n", "gehéim"])
 @pytest.mark.parametrize("url", ["http://x", "grpcs://x:1"])
 def test_a_key_that_no_header_can_hold_is_refused(ask: Ask, url: str, key: str) -> None:

@@ -18,6 +18,7 @@ from sglang_prefill_ext.attach.messages import StockError, StockScore
 from sglang_prefill_ext.client import AsyncPrefillClient, Options, PrefillClient, Retries
 from sglang_prefill_ext.client.grpc_calls import error_of
 from sglang_prefill_ext.errors import (
+    ClientError,
     ConfigError,
     DeadlineExceededError,
     PrefillExtError,
@@ -29,6 +30,7 @@ from sglang_prefill_ext.errors import (
 from tests.unit.attach.engines import StubEngine, facts
 from tests.unit.frontend.links import stub_answer
 from tests.unit.grpc_frontend.calls import listening
+from tests.unit.waiting import until
 
 Ask: TypeAlias = Callable[..., Awaitable[Any]]
 ONCE = Retries(max_attempts=1)
@@ -174,6 +176,46 @@ async def test_a_call_that_finds_nobody_is_repeated_until_its_time_is_over(
         late = Options(timeout_s=0.3)
         with pytest.raises(DeadlineExceededError, match="longer timeout_s"):
             await ask(address, "score", lambda score: score([1], [[2]], [4], options=late))
+
+
+async def test_a_client_that_is_closed_within_a_call_says_so(path: Path) -> None:
+    engine = StubEngine()
+    engine.fall_silent()
+    async with listening(engine, path) as (address, _):
+        client = PrefillClient(f"grpc://{address}")
+        aio = AsyncPrefillClient(f"grpc://{address}")
+        asking = asyncio.ensure_future(asyncio.to_thread(client.score, [1], [[2]], [4]))
+        asking_too = asyncio.ensure_future(aio.score([1], [[2]], [4]))
+        await until(lambda: len(engine.link.sent) == 2)
+        client.close()
+        await aio.close()
+        for each in (asking, asking_too):
+            with pytest.raises(ClientError, match="The client is closed"):
+                await each
+
+
+async def test_a_call_that_is_cancelled_before_its_client_is_closed_stays_cancelled(
+    path: Path,
+) -> None:
+    engine = StubEngine()
+    engine.fall_silent()
+    async with listening(engine, path) as (address, _):
+        aio = AsyncPrefillClient(f"grpc://{address}")
+        asking = asyncio.ensure_future(aio.score([1], [[2]], [4]))
+        await until(lambda: engine.link.sent)
+        asking.cancel()
+        await aio.close()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+
+
+async def test_a_client_that_is_closed_before_a_repeat_says_so() -> None:
+    client = AsyncPrefillClient("grpc://127.0.0.1:9", retries=Retries(first_wait_s=0.1))
+    asking = asyncio.ensure_future(client.embed(["a"]))
+    await asyncio.sleep(0)
+    await client.close()
+    with pytest.raises(ClientError, match="The client is closed"):
+        await asking
 
 
 async def test_the_stock_path_can_be_asked_for(path: Path, ask: Ask) -> None:

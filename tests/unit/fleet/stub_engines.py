@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import uvicorn
 from fastapi import FastAPI, HTTPException, Request
-from starlette.responses import StreamingResponse
+from starlette.responses import RedirectResponse, Response, StreamingResponse
 
 from sglang_prefill_ext.attach.carrier import Offer, Reranking
 from sglang_prefill_ext.border.http_server.carrier_routes import add_carrier_routes
@@ -50,7 +50,7 @@ class CountingEngine(StubEngine):
         end: returned instead of such an answer, if set.
     """
 
-    tokens = 0
+    tokens, weights = 0, "m default"
     end: PackedResult | None = None
 
     def __init__(self) -> None:
@@ -93,9 +93,11 @@ class Stub:
         add_carrier_routes(app, self.engine, lambda: self.offer, self._status)
 
         @app.api_route("/{path:path}", methods=["GET", "POST"])
-        async def anything(request: Request) -> StreamingResponse:
+        async def anything(request: Request) -> Response:
             self.whole.append((request.url.path, await request.body()))
             self.timeout = request.headers.get(TIMEOUT_HEADER)
+            if (path := request.url.path).endswith("/"):
+                return RedirectResponse(request.url.replace(path=path.rstrip("/")))
             kept = {"x-own": request.headers.get("x-mine", ""), "content-type": "text/odd"}
             return StreamingResponse(self._parts(), 418, kept)
 

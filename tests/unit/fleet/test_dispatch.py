@@ -34,6 +34,7 @@ class StubEngine:
         self.asked = self.cached = 0
         self.begun, self.left = asyncio.Event(), asyncio.Event()
         self.ends: list[Status | None] = []
+        self.weights = ""
         self.held = asyncio.Event()
         self.held.set()
 
@@ -54,7 +55,8 @@ class StubEngine:
         starts = rows.prefix_len + np.cumsum(rows.suffix_lens) - rows.suffix_lens
         values = rows.tokens[starts].astype(np.float32).tobytes()
         return PartAnswer(
-            PackedResult(Status.OK, values=values, forwards=1, tokens_cached=self.cached), 0
+            PackedResult(Status.OK, values=values, forwards=1, tokens_cached=self.cached),
+            weights=self.weights,
         )
 
 
@@ -119,6 +121,15 @@ async def test_a_bad_end_cancels_the_other_parts() -> None:
     result = await dispatcher.answer(ROWS, OPTIONS)
     assert result.status is Status.ABORTED
     await asyncio.wait_for(engines[1].left.wait(), 60)
+    assert_idle(dispatcher)
+
+
+async def test_parts_of_different_weights_are_not_joined() -> None:
+    dispatcher, engines = fleet_of(3)
+    engines[1].weights = "newer"
+    assert_whole(await dispatcher.answer(ROWS, OPTIONS))
+    assert sum(engine.asked for engine in engines) == 3 + 1
+    assert dispatcher.attempts.counts == {"requests": 1, "divided": 1, "parts": 4}
     assert_idle(dispatcher)
 
 

@@ -183,6 +183,22 @@ async def test_everything_else_is_handed_on_unchanged(path: str, content: bytes)
     assert stub.whole == [(path.replace("%20", " "), content)]
 
 
+async def test_a_redirect_does_not_lead_past_the_router() -> None:
+    async with routed(Stub()) as one:
+        answer = await one.http.post("/v1/score/?a=b", json=SCORE)
+    assert (answer.status_code, answer.headers["location"]) == (307, "/v1/score?a=b")
+
+
+@pytest.mark.parametrize("engines", [1, 0])
+async def test_pages_of_any_origin_may_read_answers_of_the_router(engines: int) -> None:
+    origin = {"origin": "http://page"}
+    async with routed(*[Stub()] * engines, more=["http://127.0.0.1:9"]) as one:
+        answer = await one.http.post("/v1/score", json=SCORE, headers=origin)
+    assert answer.status_code == (200 if engines else 503)
+    assert answer.headers["access-control-allow-origin"] == "http://page"
+    assert answer.headers["access-control-allow-credentials"] == "true"
+
+
 @pytest.mark.parametrize(
     ("status", "code"),
     [(Status.REJECTED, 429), (Status.EXPIRED, 504), (Status.FAILED, 500), (Status.ABORTED, 503)],

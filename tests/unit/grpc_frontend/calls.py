@@ -46,11 +46,11 @@ def text_request(query: str, *items: str) -> pb.ScoreRequest:
 
 @asynccontextmanager
 async def served(
-    engine: StubEngine, path: Path, *tokens: str
+    engine: StubEngine, path: Path, *tokens: str, most_bytes: int = 1 << 20
 ) -> AsyncIterator[tuple[grpc.aio.Channel, FrontendMetrics]]:
     """A channel to a front end that is attached to a stub."""
     async with (
-        listening(engine, path, *tokens) as (address, metrics),
+        listening(engine, path, *tokens, most_bytes=most_bytes) as (address, metrics),
         grpc.aio.insecure_channel(address) as channel,
     ):
         yield channel, metrics
@@ -58,13 +58,14 @@ async def served(
 
 @asynccontextmanager
 async def listening(
-    engine: StubEngine, path: Path, *tokens: str
+    engine: StubEngine, path: Path, *tokens: str, most_bytes: int = 1 << 20
 ) -> AsyncIterator[tuple[str, FrontendMetrics]]:
     """The address of a front end that is attached to a stub."""
     metrics = FrontendMetrics()
     connection = EngineConnection(path, metrics, StubCollector())
-    server = grpc.aio.server(interceptors=[BearerAuth(tokens)] if tokens else [])
-    service = PrefillService(lambda: connection.session)
+    limit = [("grpc.max_send_message_length", most_bytes)]
+    server = grpc.aio.server(options=limit, interceptors=[BearerAuth(tokens)] if tokens else [])
+    service = PrefillService(lambda: connection.session, most_bytes)
     prefill_pb2_grpc.add_PrefillServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
     async with Broker(engine, path).running(), connection.running():

@@ -20,7 +20,7 @@ from sglang_prefill_ext.errors import (
 )
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.grpc_frontend.calls import counted, status_of
-from sglang_prefill_ext.grpc_frontend.service import _answer
+from sglang_prefill_ext.grpc_frontend.service import PrefillService
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
@@ -87,6 +87,10 @@ def test_the_stock_path_is_no_bad_end() -> None:
     assert not metrics.requests
 
 
+def no_session() -> NoReturn:
+    raise AssertionError
+
+
 class EndedCall:
     """A call whose client has gone before it can be aborted."""
 
@@ -99,4 +103,4 @@ async def test_a_call_that_ends_while_it_is_aborted_is_over() -> None:
         raise RequestError("items: none")
 
     with pytest.raises(asyncio.CancelledError):
-        await _answer(EndedCall(), refuse())
+        await PrefillService(no_session)._answer(EndedCall(), refuse())

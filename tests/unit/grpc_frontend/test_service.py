@@ -42,6 +42,19 @@ def wrong_field(error: grpc.aio.AioRpcError) -> str:
     return str(found.field_violations[0].field)
 
 
+async def test_an_answer_over_the_limit_is_refused_without_a_traceback(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with served(StubEngine(), path, most_bytes=50) as (channel, _):
+        with pytest.raises(grpc.aio.AioRpcError, match="Ask for fewer items") as raised:
+            await stub_of(channel).Score(id_request([1], [[7]] * 3))
+        assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "-bin" not in str(raised.value.trailing_metadata())  # it would be repeated
+        answers = stub_of(channel).ScoreStream(iter([id_request([1], [[7]])]))
+        assert [scores(answer) async for answer in answers] == [[1.0, 1.0]]
+    assert "Traceback" not in caplog.text
+
+
 async def test_ids_are_packed_and_scored(path: Path) -> None:
     engine = StubEngine()
     async with served(engine, path) as (channel, metrics):
