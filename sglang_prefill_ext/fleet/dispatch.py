@@ -15,8 +15,8 @@ from sglang_prefill_ext.fleet.planning.cost import RowCosts
 from sglang_prefill_ext.fleet.planning.planner import allowed_extra_work, plan
 from sglang_prefill_ext.fleet.replica import Replica
 from sglang_prefill_ext.fleet.replica_load import ReplicaLoad
+from sglang_prefill_ext.frontend.client_wait import within
 from sglang_prefill_ext.frontend.options import RequestOptions
-from sglang_prefill_ext.frontend.worker import within
 from sglang_prefill_ext.shared_device.balance import Homes
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.parts import is_divisible, join_results

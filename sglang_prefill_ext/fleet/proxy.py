@@ -17,8 +17,8 @@ from sglang_prefill_ext.errors import (
     EngineUnavailableError,
     RequestError,
 )
+from sglang_prefill_ext.frontend.client_wait import until_departure
 from sglang_prefill_ext.frontend.options import TIMEOUT_HEADER, headers_from, options_of
-from sglang_prefill_ext.frontend.worker import until_departure
 
 logger = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from itertools import count
 from typing import Any
 
 from sglang_prefill_ext.errors import PrefillExtError
+from sglang_prefill_ext.frontend.client_wait import outcome_while_connected, within
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.scheduler_link import SchedulerLink
-from sglang_prefill_ext.frontend.worker import outcome_while_connected, within
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.status import STOCK_ENDS, Status, end_with
 from sglang_prefill_ext.wire.stock_reason import StockReason

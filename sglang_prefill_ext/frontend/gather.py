@@ -12,8 +12,8 @@ from typing import Any, Generic, TypeVar
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import PackedForwardError, PrefillExtError
+from sglang_prefill_ext.frontend.client_wait import outcome_while_connected
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
-from sglang_prefill_ext.frontend.worker import outcome_while_connected
 
 logger = logging.getLogger(__name__)
 

@@ -25,8 +25,8 @@ from sglang_prefill_ext.border.model.model_classes import encoder_traits
 from sglang_prefill_ext.border.tokenizer_manager.attached import AttachableEngine
 from sglang_prefill_ext.errors import ConfigError, PackingError, RequestError
 from sglang_prefill_ext.frontend.ask_processes import Turns
+from sglang_prefill_ext.frontend.client_wait import until_departure
 from sglang_prefill_ext.frontend.options import options_of
-from sglang_prefill_ext.frontend.worker import until_departure
 from sglang_prefill_ext.sizing.model import ModelShape
 
 _UNREAD = 400  # for a client that has left, so nobody reads it

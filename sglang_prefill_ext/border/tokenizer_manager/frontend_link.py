@@ -19,9 +19,9 @@ from sglang_prefill_ext.border.messages import (
 from sglang_prefill_ext.border.model.model_classes import encoder_traits
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.frontend.ask_processes import Questions
+from sglang_prefill_ext.frontend.client_wait import while_connected
 from sglang_prefill_ext.frontend.exchange import PackedExchange
 from sglang_prefill_ext.frontend.options import RequestOptions
-from sglang_prefill_ext.frontend.worker import while_connected
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.texts.text_encoder import TextEncoder
 from sglang_prefill_ext.wire.arrays import EmbeddingKind

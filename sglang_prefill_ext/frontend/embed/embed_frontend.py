@@ -14,13 +14,14 @@ from sglang_prefill_ext.frontend.batch_exchange import (
     read_outs,
     served_prompts,
 )
+from sglang_prefill_ext.frontend.client_wait import within
 from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall, PromptEncoder
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.overrides.placeholders import place_of_vectors
 from sglang_prefill_ext.frontend.packed_path import PackedPath
 from sglang_prefill_ext.frontend.prompt_batch import PackedGroup, pack_prompts, pack_read_places
-from sglang_prefill_ext.frontend.worker import Worker, within
+from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.wire.arrays import NO_OVERRIDES, Float32Array, Int32Array, OverrideArray
 from sglang_prefill_ext.wire.checks import check_count, check_memory
 from sglang_prefill_ext.wire.read import VECTOR_AND_STATE, WHOLE_VECTOR

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from sglang_prefill_ext.errors import RequestAbortedError
-from sglang_prefill_ext.frontend.worker import (
+from sglang_prefill_ext.frontend.client_wait import (
     outcome_while_connected,
     until_departure,
     while_connected,
