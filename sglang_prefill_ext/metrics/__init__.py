@@ -88,9 +88,9 @@ class FrontendMetrics:
         if self._exported:
             self._exported["fallbacks"].labels(**self._labels, reason=reason).inc()
 
-    def record_error(self, kind: str) -> None:
-        """Count one request of the packed path that ended in an error."""
-        self._add_requests(kind, 1)
+    def record_error(self, kind: str, requests: int = 1) -> None:
+        """Count requests of the packed path that ended in an error."""
+        self._add_requests(kind, requests)
 
     def count(self, total: str) -> None:
         """Add one to a total."""

@@ -2,7 +2,7 @@
 
 FastAPI validates a request into one object after the other and converts its answer number by
 number, which takes longer than the forward of a small model. Middlewares still run first, and so
-authentication, metrics and CORS. Errors look like those of OpenAI's routes.
+authentication, metrics and CORS. Errors look like SGLang's, with the headers that SGLang drops.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from fastapi import HTTPException
 from fastapi.responses import JSONResponse
+from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
@@ -41,7 +42,7 @@ class FastRoute:
 
     Args:
         stock: the route's own application.
-        headers: are added to the answers of `stock`.
+        headers: are added to the answers of `stock`, and so are those of `CallContext.error`.
     """
 
     def __init__(self, stock: _App, serve: Serve, headers: Mapping[str, str]) -> None:
@@ -59,19 +60,21 @@ class FastRoute:
         except ClientDisconnect:
             return  # before its request was complete
         with working_for(CallContext(request)) as call:
-            answer = await self._serve(body, call)
+            try:
+                answer = await self._serve(body, call)
+            except HTTPException as error:
+                answer = await _in_own_form(request, call.error or error)
             if isinstance(answer, bytes):
-                await self.stock(scope, _replaying(answer, receive), self._adding_headers(send))
+                send = self._adding_headers(send, call)
+                await self.stock(scope, _replaying(answer, receive), send)
             else:
                 await answer(scope, receive, send)
 
-    def _adding_headers(self, send: Any) -> Any:
-        if not self._headers:
-            return send  # a generation may stream many messages
-
+    def _adding_headers(self, send: Any, call: CallContext) -> Any:
         async def add(message: Any) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), *self._headers]
+                _add_missing(message, call.error)
             await send(message)
 
         return add
@@ -95,6 +98,22 @@ class Lifespan:
     async def __call__(self, application: Any) -> AsyncIterator[Any]:
         async with self.stock(application) as state, self._beside():
             yield state
+
+
+async def _in_own_form(request: Request, error: HTTPException) -> Response:
+    """Return an error as SGLang's application answers it, with the headers that SGLang drops."""
+    answer = await request.app.exception_handlers[HTTPException](request, error)
+    answer.headers.update(error.headers or {})
+    response: Response = answer
+    return response
+
+
+def _add_missing(start: Any, error: HTTPException | None) -> None:
+    """Add an error's headers to the first message of its answer, unless it has them already."""
+    if error is not None and error.status_code == start["status"]:
+        headers = MutableHeaders(scope=start)
+        for name, value in (error.headers or {}).items():
+            headers.setdefault(name, value)
 
 
 def _replaying(body: bytes, receive: Any) -> Any:

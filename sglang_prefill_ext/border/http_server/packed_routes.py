@@ -50,6 +50,8 @@ def shorten_routes(app: Any, server: PrefillServer) -> None:
     shorten(app, "/v1/decisions", stock_decisions, READS_ARRAYS)
     if server.embed is not None:
         shorten(app, "/v1/embeddings", partial(_embed, server, server.embed))
+        for path in ("/encode", "/classify"):  # only so that errors keep their headers
+            shorten(app, path, _as_it_is)
     if server.tokens is not None:
         shorten(app, "/generate", partial(_generate, DirectGenerate(server, server.tokens)))
 
@@ -151,6 +153,10 @@ async def _answered(
         response.headers.update(READS_ARRAYS)
         return response
     return Response(content, 200, READS_ARRAYS, JSON)
+
+
+async def _as_it_is(body: bytes, _context: CallContext) -> bytes:
+    return body
 
 
 async def _stock(

@@ -139,11 +139,14 @@ def stock_path(*, field: str = "") -> Iterator[None]:
 
 
 @contextmanager
-def counted(metrics: FrontendMetrics, context: CallContext) -> Iterator[None]:
+def counted(metrics: FrontendMetrics, context: CallContext, *, requests: int = 1) -> Iterator[None]:
     """Count the error of a packed call inside, and give the error its HTTP status.
 
     An unexpected error is logged and becomes a `PackedForwardError`: whatever its type, it is our
     defect and not the client's fault.
+
+    Args:
+        requests: as how many the call counts.
 
     Raises:
         RequestError, UnicodeError: the request is wrong (HTTP 400).
@@ -152,16 +155,16 @@ def counted(metrics: FrontendMetrics, context: CallContext) -> Iterator[None]:
     try:
         yield
     except RequestError:
-        metrics.record_error("refused")
+        metrics.record_error("refused", requests)
         raise
     except HTTP_ANSWERED as error:
-        metrics.record_error(end_by(error).counted)
+        metrics.record_error(end_by(error).counted, requests)
         raise with_status(error, context) from error
     except LEFT_TO_SGLANG:
         raise
     except Exception as error:
         logger.exception("Prefill-only serving: a request could not be answered")
-        metrics.record_error("failed")
+        metrics.record_error("failed", requests)
         failure = PackedForwardError(f"{type(error).__name__}: {error}")
         raise with_status(failure, context) from error
 

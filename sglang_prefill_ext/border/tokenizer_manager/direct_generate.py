@@ -70,7 +70,7 @@ class DirectGenerate:
         """
         if self._wants_more() or not body.needs_no_request_state:
             return None
-        with counted(self._frontend.path.metrics, context):
+        with counted(self._frontend.path.metrics, context, requests=len(body.prompts)):
             try:
                 return await self._answer(body, context)
             except (StockPathTaken, RequestError, UnicodeError):

@@ -66,7 +66,7 @@ async def _asked(
     try:
         return await batches.ask(texts)
     except ServerBusyError as error:
-        batches.path.metrics.record_error(end_by(error).counted)
+        batches.path.metrics.record_error(end_by(error).counted, len(texts))
         raise with_status(error, context) from error
 
 

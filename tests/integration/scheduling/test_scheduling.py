@@ -13,7 +13,14 @@ import pytest
 from sglang_prefill_ext.local_server import LocalServer
 from tests.conftest import IN_FLIGHT
 from tests.forking.launch import ForkedServer
-from tests.integration.support.client import OPT_OUT, Client, score_body, wait_until
+from tests.integration.support.client import (
+    OPT_OUT,
+    Client,
+    Json,
+    generate_body,
+    score_body,
+    wait_until,
+)
 from tests.integration.support.generation import stream_events
 from tests.integration.support.load import steady_load
 from tests.integration.support.own_server import LOGS
@@ -79,6 +86,20 @@ def test_a_full_queue_rejects_the_next_request_and_answers_the_others(
     assert rejected.json()["code"] == 429
     assert f"780 tokens would wait, the limit is {MAX_QUEUED_TOKENS}" in rejected.json()["message"]
     assert moved["frontend.requests.rejected"] == moved["scheduler.requests.rejected"] == 1
+
+
+@pytest.mark.parametrize("fields", [{}, {"rid": "named"}, {"log_metrics": True}])
+def test_a_generation_that_is_rejected_learns_when_to_come_again(
+    server: LocalServer, client: Client, pool: ThreadPoolExecutor, fields: Json
+) -> None:
+    """The second body needs one of SGLang's request objects, and SGLang itself reads the third."""
+    body = generate_body([5] * 260, 1) | fields
+    with held_back(server, client, pool, [BODY] * 2) as replies:
+        rejected = passed_on(client, pool, body, "/generate")
+    assert rejected.result().status_code == 429, rejected.result().text
+    assert int(rejected.result().headers["retry-after"]) >= 1
+    assert rejected.result().json()["code"] == 429
+    assert {reply.result().status_code for reply in replies} == {200}
 
 
 def test_a_higher_priority_overtakes(

@@ -7,9 +7,9 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from sglang_prefill_ext.border.http_server.fast_route import (
     OUR_PATHS,
@@ -103,6 +103,31 @@ async def test_what_the_route_answers_gets_further_headers() -> None:
     shorten(setup.app, "/echo", setup.serve, {"x-more": "1"})
     assert (await setup.post("/echo", b"[1, 2, 3, 4, 5, 6]", **JSON)).headers["x-more"] == "1"
     assert "x-more" not in (await setup.post("/echo", b"[1]", **JSON)).headers
+
+
+@pytest.mark.parametrize("by_route", [False, True])
+async def test_an_error_keeps_the_headers_that_the_application_drops(by_route: bool) -> None:
+    app = FastAPI()
+
+    @app.exception_handler(HTTPException)
+    async def without_headers(_request: Request, error: HTTPException) -> JSONResponse:
+        return JSONResponse({"message": error.detail}, error.status_code)
+
+    @app.post("/busy")
+    async def busy() -> None:
+        raise HTTPException(429, "busy")
+
+    async def serve(body: bytes, call: CallContext) -> Response | bytes:
+        call.error = HTTPException(429, "busy", {"Retry-After": "3"})
+        if by_route:
+            return body
+        raise HTTPException(429, "busy")
+
+    shorten(app, "/busy", serve)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
+        answer = await client.post("/busy", content=b"[]", headers=JSON)
+    assert (answer.status_code, answer.json()) == (429, {"message": "busy"})
+    assert answer.headers.get_list("retry-after") == ["3"]
 
 
 async def test_an_application_is_restored_for_the_next_engine() -> None:

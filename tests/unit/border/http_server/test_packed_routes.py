@@ -1,15 +1,17 @@
-"""Answers that cannot be written now."""
+"""Errors of fast routes: answers that cannot be written now, and headers."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
-from fastapi import HTTPException
+from fastapi import FastAPI, HTTPException
 
-from sglang_prefill_ext.border.http_server.packed_routes import _written
-from sglang_prefill_ext.border.tokenizer_manager.call_context import CallContext
+from sglang_prefill_ext.border.http_server.own_routes import EXPLAIN_PATH
+from sglang_prefill_ext.border.http_server.packed_routes import _written, shorten_routes
+from sglang_prefill_ext.border.tokenizer_manager.call_context import CallContext, current_call
 from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.metrics import FrontendMetrics
 
@@ -26,3 +28,22 @@ async def test_an_answer_too_many_for_the_thread_gets_429() -> None:
         await _written(server, context, MANY, lambda: b"large")
     assert raised.value.status_code == 429
     assert context.error is raised.value
+
+
+@pytest.mark.parametrize("path", ["/encode", "/classify"])
+async def test_native_routes_of_vectors_tell_when_to_come_again(path: str) -> None:
+    app, retry = FastAPI(), {"Retry-After": "3"}
+
+    async def busy() -> None:
+        current_call().end_with(HTTPException(429, "busy", retry))
+        raise HTTPException(429, "busy")
+
+    fast = ("/v1/score", EXPLAIN_PATH, "/v1/decisions", "/v1/embeddings", "/encode", "/classify")
+    for each in fast:
+        app.add_api_route(each, busy, methods=["POST"])
+    manager = SimpleNamespace(is_generation=False)
+    server: Any = SimpleNamespace(manager=manager, embed=object(), tokens=None)
+    shorten_routes(app, server)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
+        answer = await client.post(path, json={})
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "3")

@@ -16,7 +16,7 @@ from sglang_prefill_ext.border.tokenizer_manager import direct_generate
 from sglang_prefill_ext.border.tokenizer_manager.call_context import CallContext
 from sglang_prefill_ext.border.tokenizer_manager.call_records import CallRecords
 from sglang_prefill_ext.border.tokenizer_manager.direct_generate import DirectGenerate
-from sglang_prefill_ext.errors import PackedForwardError
+from sglang_prefill_ext.errors import PackedForwardError, ServerBusyError
 from sglang_prefill_ext.frontend import worker
 from sglang_prefill_ext.frontend.batch_exchange import ReadOut
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
@@ -91,6 +91,17 @@ def answer(
     content = asyncio.run(direct.answer(read, context))
     assert asked.rid_to_state == {}
     return None if content is None else json.loads(content)
+
+
+def test_every_prompt_of_a_call_that_ends_with_an_error_is_counted() -> None:
+    class Busy(Frontend):
+        async def read_all(self, *_asked: Any) -> list[ReadOut]:
+            raise ServerBusyError("busy")
+
+    frontend = Busy()
+    with pytest.raises(ServerBusyError):
+        answer(PLAIN | {"input_ids": [[5], [6], [7, 8]]}, frontend)
+    assert frontend.path.metrics.as_dict()["requests"] == {"rejected": 3}
 
 
 async def test_a_large_answer_leaves_the_event_loop_to_others(
