@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sglang_prefill_ext.layout.tokens import ForwardLayout
+from sglang_prefill_ext.layout.tokens import GroupSpan
 
 
 class ForwardSize(NamedTuple):
     """What decides whether a graph has room for a forward.
 
     Attributes:
-        tokens, groups: of the layout.
+        tokens, groups: of the forward.
         prefixes: groups with a prefix.
         rows: sequences that recurrent layers compute beside prefixes; the rows, and one for a group
             without rows.
@@ -24,12 +25,12 @@ class ForwardSize(NamedTuple):
     rows: int
 
     @staticmethod
-    def of(layout: ForwardLayout) -> ForwardSize:
+    def of(groups: Sequence[GroupSpan]) -> ForwardSize:
         return ForwardSize(
-            layout.num_tokens,
-            len(layout.groups),
-            sum(group.prefix_len > 0 for group in layout.groups),
-            sum(max(group.num_rows, 1) for group in layout.groups),
+            sum(group.num_tokens for group in groups),
+            len(groups),
+            sum(group.prefix_len > 0 for group in groups),
+            sum(max(group.num_rows, 1) for group in groups),
         )
 
 

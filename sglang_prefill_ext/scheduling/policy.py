@@ -46,7 +46,7 @@ class SchedulingPolicy:
     def equivalents(self, piece: Piece) -> int:
         """Token equivalents that a piece alone adds to a launch: its tokens, or more if no graph
         can replay it."""
-        eager = not (piece.is_replayable and self.graphs.hold(_size_of(piece)))
+        eager = not (piece.is_replayable and self.graphs.hold(ForwardSize.of([piece.span])))
         launch_tokens = self.launch_tokens
         return self.graphs.forward(piece.num_tokens, launch_tokens, eager=eager) - launch_tokens
 
@@ -74,11 +74,6 @@ def policy_of(
         ),
         graphs=graphs,
     )
-
-
-def _size_of(piece: Piece) -> ForwardSize:
-    span = piece.span
-    return ForwardSize(piece.num_tokens, 1, int(span.prefix_len > 0), max(span.num_rows, 1))
 
 
 def choose_jobs(

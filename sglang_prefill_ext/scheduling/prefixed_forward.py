@@ -80,7 +80,7 @@ class PrefixedForward:
         It is used in any case to store a prefix that a job wants kept.
         """
         prefixed = cls(jobs, cache)
-        size = ForwardSize.of(prefixed.plan.layout)
+        size = ForwardSize.of(prefixed.plan.layout.groups)
         size = size._replace(tokens=size.tokens + prefixed.num_cached)
         pays = graphs.recomputing_pays(size, launch_tokens)
         if not (pays and prefixed._transactions) or prefixed._needs_cache(jobs):

@@ -131,7 +131,7 @@ class PackedGraphs:
         reason = eager_reason(plan, most_held=HELD_TOKENS if self._slots is not None else 0)
         if reason:
             return reason, None
-        size, carries = ForwardSize.of(plan.layout), carries_states(self._model.recurrence)
+        size, carries = ForwardSize.of(plan.layout.groups), carries_states(self._model.recurrence)
         for graph in self._graphs:
             if graph_holds(graph.tokens, size, carries=carries):
                 return REPLAYED, graph

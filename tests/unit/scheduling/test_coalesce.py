@@ -272,7 +272,7 @@ def test_what_is_expected_to_be_replayed_has_room_in_a_graph(
     chosen = jobs[: _number_chosen(jobs, graphs, ALWAYS)]
 
     def holds(jobs: list[Job]) -> bool:
-        return graphs.hold(ForwardSize.of(plan_forward([job.piece for job in jobs]).layout))
+        return graphs.hold(ForwardSize.of(plan_forward([job.piece for job in jobs]).layout.groups))
 
     assert holds(chosen)
     assert len(chosen) == len(jobs) or not holds(jobs[: len(chosen) + 1])

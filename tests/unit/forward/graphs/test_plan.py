@@ -28,7 +28,7 @@ from tests.unit.scheduling.jobs import request
 
 
 def holds(size: int, forward: ForwardLayout, *, carries: bool = False) -> bool:
-    return graph_holds(size, ForwardSize.of(forward), carries=carries)
+    return graph_holds(size, ForwardSize.of(forward.groups), carries=carries)
 
 
 def plan(adapter: str = "") -> ForwardPlan:
