@@ -68,6 +68,30 @@ def test_every_entry_runs_in_all_forms(
             assert set().union(*served) <= ran[entry]
 
 
+def test_a_block_is_timed_apart_from_the_launches_of_the_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = SimpleNamespace(now_s=0.0)
+
+    def launch() -> Any:
+        clock.now_s += 400e-6
+        return SimpleNamespace(hidden_states=torch.zeros(1))
+
+    def replay() -> None:
+        clock.now_s += 5 * 30e-6
+
+    def capture(series: Any) -> Any:
+        series()
+        return replay
+
+    monkeypatch.setattr(expert_setup, "expert_work", lambda *_: launch)
+    monkeypatch.setattr(expert_setup, "capture_for", lambda _device: capture)
+    monkeypatch.setattr(expert_setup.time, "perf_counter", lambda: clock.now_s)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
+    assert expert_setup._seconds(None, 64, DEVICE) == pytest.approx(30e-6)
+    assert clock.now_s > 5 * 400e-6
+
+
 @pytest.mark.parametrize(("on_input", "dtype"), [(False, torch.float32), (True, torch.bfloat16)])
 def test_weights_of_experts_have_the_dtype_of_serving(on_input: bool, dtype: torch.dtype) -> None:
     """With another one, Triton would compile SGLang's kernel again."""
