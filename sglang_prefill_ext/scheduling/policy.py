@@ -46,9 +46,15 @@ class SchedulingPolicy:
     def equivalents(self, piece: Piece) -> int:
         """Token equivalents that a piece alone adds to a launch: its tokens, or more if no graph
         can replay it."""
-        eager = not (piece.is_replayable and self.graphs.hold(ForwardSize.of([piece.span])))
-        launch_tokens = self.launch_tokens
-        return self.graphs.forward(piece.num_tokens, launch_tokens, eager=eager) - launch_tokens
+        return self.alone(piece, piece.num_tokens) - self.launch_tokens
+
+    def alone(self, piece: Piece, tokens: int) -> int:
+        """Of a forward of one piece, of which `tokens` are computed, in token equivalents."""
+        graphs = self.graphs
+        eager = graphs.tokens > 0 and not (
+            piece.is_replayable and graphs.hold(ForwardSize.of([piece.span]))
+        )
+        return graphs.forward(tokens, self.launch_tokens, eager=eager)
 
     def new_queue(self) -> JobQueue:
         """An empty queue in the policy's order."""
@@ -88,10 +94,11 @@ def choose_jobs(
     starts: all its forwards would come before the first one of that job.
 
     A job of ``m`` tokens delays each of the ``n`` jobs before it, chosen or passed over, by its
-    tokens: by ``n * m`` in all. It saves one launch for itself and one for each job behind it. It
-    joins unless the delay exceeds the saving, so forwards stay short under light load and grow with
-    the queue. Where there are graphs, an eager forward has a least cost, `GraphCost.eager_tokens`,
-    so tokens are free up to that cost.
+    tokens: by ``n * m`` in all. It saves its own forward, apart from these tokens, for itself and
+    for each job behind it. It joins unless the delay exceeds the saving, so forwards stay short
+    under light load and grow with the queue. Where there are graphs, an eager forward has a least
+    cost, `GraphCost.eager_tokens`, so tokens are free up to that cost, and a job that would run
+    eagerly by itself saves that much.
 
     If the first job alone would be replayed, a forward that is too long for the graphs has to be
     worth its launches. So of the forwards that these rules allow, the longest is taken that is
@@ -124,7 +131,7 @@ def choose_jobs(
         rows += max(piece.span.num_rows, 1)
         longer = graphs.forward(tokens, launch_tokens, eager=eager)
         longer -= graphs.forward(tokens - added, launch_tokens, eager=eager)
-        spared = launch_tokens + added - longer
+        spared = policy.alone(piece, added) - longer
         if chosen and (
             job.alone
             or tokens > join_tokens

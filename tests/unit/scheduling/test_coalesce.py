@@ -220,6 +220,14 @@ def test_an_eager_forward_takes_what_its_launches_take_the_time_of() -> None:
     assert _number_chosen([long, other, third], GRAPHS) == 2
 
 
+def test_a_job_that_would_run_eagerly_by_itself_saves_what_its_launches_take() -> None:
+    """In turn, three are done at 3450, 6900 and 10350. Two at 5480, and one at 8930, is less."""
+    jobs = [job_of(request([], range(2500)), budget=10**6) for _ in range(3)]
+    assert _number_chosen(jobs[:2], GRAPHS) == 1
+    assert _number_chosen(jobs, GRAPHS) == 2
+    assert _number_chosen(jobs, NO_GRAPHS) == 1
+
+
 def _reading_more() -> Job:
     """A job of 160 tokens, of which two are read."""
     job = job_of(request([], [1] * 160), budget=10**6)
