@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 MEMORY_SHARE = 0.8
 """Share of the free memory for forwards; the rest is for fragmentation and for stock batches."""
+GRAPH_SHARE = 0.25
+"""Most of the free memory for graphs, unless their size is asked for."""
 
 Agree: TypeAlias = Callable[[list[int]], list[int]]
 """The largest of each number over all tensor-parallel ranks."""
@@ -85,7 +87,8 @@ def calibrate(
         most_bytes: the share of the free memory for this scheduler.
         graph_tokens: tokens of the largest graph; 0 for none.
         useful_graphs: capture only graphs that save time: those of forwards that an eager launch
-            costs the host longer than they cost the device. Larger ones would only be padded.
+            costs the host longer than they cost the device. Larger ones would only be padded. They
+            may keep `GRAPH_SHARE` of the free memory.
 
     Raises:
         ConfigError: a forward fails for another reason, or none of `CHUNK_TOKENS` fits either.
@@ -96,7 +99,10 @@ def calibrate(
         pace = eager = measured_pace(executor, max_tokens, max_tokens)
         if graph_tokens:
             # Measure eager forwards first: from here on short ones are replayed.
-            executor.capture_graphs(_useful(graph_tokens, eager) if useful_graphs else graph_tokens)
+            if useful_graphs:
+                room = GRAPH_SHARE * min(free_bytes(executor.model.device), most_bytes)
+                graph_tokens = _useful(graph_tokens, eager, room / max(memory.bytes_per_token, 1))
+            executor.capture_graphs(graph_tokens)
             largest = max(executor.graph_use.sizes, default=0)
             if largest >= LEAST_TOKENS:
                 pace = measured_pace(executor, largest, max_tokens)
@@ -124,10 +130,15 @@ def calibrate(
     )
 
 
-def _useful(graph_tokens: int, eager: Pace) -> int:
-    """Tokens of the largest graph that saves time, at most `graph_tokens`."""
+def _useful(graph_tokens: int, eager: Pace, affordable: float) -> int:
+    """Tokens of the largest graph that saves time, at most `graph_tokens`.
+
+    Args:
+        affordable: tokens for whose forward there is memory; the smallest graph needs none.
+    """
     sizes = sizes_up_to(graph_tokens)
-    return next((tokens for tokens in sizes if tokens >= eager.launch_tokens), graph_tokens)
+    enough = next((tokens for tokens in sizes if tokens >= eager.launch_tokens), graph_tokens)
+    return max(tokens for tokens in sizes if tokens <= max(min(enough, affordable), sizes[0]))
 
 
 def _largest_that_fits(

@@ -51,7 +51,7 @@ FLAGS = (
     *("--device", "cuda", "--dtype", "bfloat16", "--load-format", "dummy", "--log-level", "error"),
     *("--max-total-tokens", "40960", "--max-running-requests", "4"),
     *("--cuda-graph-backend-prefill", "disabled", "--enable-prefill-only"),
-    *("--prefill-only-known-answers", "off", "--prefill-only-max-forward-tokens", "8192"),
+    *("--prefill-only-known-answers", "off", "--prefill-only-max-forward-tokens", "12288"),
 )
 ROWS = 5
 SIZES = {"short": (9, 2), "long": (9, 300), "cached": (2100, 2), "divided": (100, 3000)}

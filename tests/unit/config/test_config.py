@@ -64,13 +64,13 @@ def test_a_knob_out_of_range_is_refused_by_flag_value_and_default(knob: str) -> 
 @pytest.mark.parametrize(
     ("given", "max_forward_tokens", "on_cuda", "ranks", "captured"),
     [
-        (None, 16384, True, 1, 4096),
+        (None, 16384, True, 1, 8192),
         (None, 1000, True, 1, 1000),
         (None, 16384, True, 2, 0),
         (None, 16384, False, 1, 0),
         (0, 16384, True, 1, 0),
         (64, 16384, False, 1, 64),
-        (8192, 16384, True, 1, 8192),
+        (9000, 16384, True, 1, 9000),
         (64, 16, True, 1, 16),
     ],
 )
