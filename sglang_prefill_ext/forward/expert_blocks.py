@@ -16,9 +16,9 @@ from sglang_prefill_ext.moe.blocks import BlockTable, Entry
 from sglang_prefill_ext.moe.policy import Choice, Pair, Times, choose, choose_pairs, in_effect
 from sglang_prefill_ext.moe.routing import LayerBalance, RoutingAverage, balance_of
 
-LOOK_EVERY = 8
-"""The routing of one in so many forwards is counted. Counting launches a few small kernels a layer,
-too many for every short forward."""
+LOOK_EVERY = 128
+"""The routing of one in so many forwards is counted. Counting launches a few small kernels a layer:
+on an H100, 12 layers of Qwen3-30B-A3B took 39 ms instead of 28. So it is less than one in 100."""
 
 
 class ExpertBlocks:

@@ -44,7 +44,7 @@ def explain_stock(reason: StockReason) -> dict[str, Any]:
 def experts_recently(schedulers: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
     """Return how full the blocks of each layer of experts were, ready for JSON.
 
-    A scheduler looks at one forward in eight, and the counts arrive later. So these are of the
+    A scheduler looks at few forwards, and the counts arrive later. So these are of the
     forward that each scheduler looked at last, which seldom is one that served the request.
 
     Args:
