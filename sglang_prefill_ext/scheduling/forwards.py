@@ -160,7 +160,8 @@ class Forwards:
     def _choose(self, join_tokens: int) -> list[Job]:
         """The jobs of the next forward; large ones are divided anew if the cache has changed."""
         while True:
-            jobs = choose_jobs(self.queue, self._policy, join_tokens)
+            in_flight = len(self.flying)
+            jobs = choose_jobs(self.queue, self._policy, join_tokens, in_flight=in_flight)
             fresh = [job for job in jobs if job.large and not job.next_piece]
             if any(self._is_under_way(job) for job in fresh):
                 self.collect(leave=0)

@@ -83,7 +83,11 @@ def policy_of(
 
 
 def choose_jobs(
-    queue: JobQueue, policy: SchedulingPolicy, join_tokens: int = UNLIMITED
+    queue: JobQueue,
+    policy: SchedulingPolicy,
+    join_tokens: int = UNLIMITED,
+    *,
+    in_flight: int = 0,
 ) -> list[Job]:
     """Return the jobs whose next pieces make up the next forward; empty if none waits.
 
@@ -94,11 +98,12 @@ def choose_jobs(
     starts: all its forwards would come before the first one of that job.
 
     A job of ``m`` tokens delays each of the ``n`` jobs before it, chosen or passed over, by its
-    tokens: by ``n * m`` in all. It saves its own forward, apart from these tokens, for itself and
-    for each job behind it. It joins unless the delay exceeds the saving, so forwards stay short
-    under light load and grow with the queue. Where there are graphs, an eager forward has a least
-    cost, `GraphCost.eager_tokens`, so tokens are free up to that cost, and a job that would run
-    eagerly by itself saves that much.
+    tokens: by ``n * m`` in all. It saves its own forward, apart from these tokens, for itself, for
+    each job behind it, and for those that come while forwards in flight are computed: about as many
+    as these serve. It joins unless the delay exceeds the saving, so forwards stay short under light
+    load and grow with the queue. Where there are graphs, an eager forward has a least cost,
+    `GraphCost.eager_tokens`, so tokens are free up to that cost, and a job that would run eagerly
+    by itself saves that much.
 
     If the first job alone would be replayed, a forward that is too long for the graphs has to be
     worth its launches. So of the forwards that these rules allow, the longest is taken that is
@@ -106,6 +111,7 @@ def choose_jobs(
 
     Args:
         join_tokens: jobs join only while the forward has at most so many tokens.
+        in_flight: number of jobs that forwards in flight serve.
     """
     budget, launch_tokens, graphs = policy.budget, policy.launch_tokens, policy.graphs
     chosen: list[Job] = []
@@ -136,7 +142,7 @@ def choose_jobs(
             job.alone
             or tokens > join_tokens
             or not budget.fits(tokens, reads)
-            or before * longer > spared * (len(queue) - before)
+            or before * longer > spared * (len(queue) + in_flight - before)
         ):
             break
         chosen.append(job)

@@ -121,6 +121,13 @@ def test_a_job_joins_while_that_costs_the_others_less_than_a_launch() -> None:
     assert len(_chosen(*_jobs(*[4] * 12), launch=4)) == 7
 
 
+def test_the_busier_the_device_the_more_jobs_join() -> None:
+    """For each job in flight another one is expected, which a saved launch serves sooner."""
+    queue, policy = _queue(*_jobs(50, 50)), _policy(ForwardBudget(1000), 30)
+    chosen = [len(choose_jobs(queue, policy, in_flight=jobs)) for jobs in (0, 1, 5)]
+    assert chosen == [1, 2, 2]
+
+
 def _with_adapters(*adapters: str) -> list[Job]:
     """Jobs of one row of four tokens each."""
     return [job_of(replace(request([], range(4)), adapter=adapter)) for adapter in adapters]
