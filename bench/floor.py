@@ -18,7 +18,7 @@ import typer
 
 from bench import host_cost
 from bench.workloads import LABEL_IDS
-from sglang_prefill_ext.config import GRAPH_TOKENS
+from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.sizing.model import ModelShape
 from sglang_prefill_ext.sizing.shape import Shape
 from sglang_prefill_ext.sizing.work import kv_numbers, packed_bytes, packed_operations
@@ -81,7 +81,8 @@ def main(
 
 def host_costs(layers: int, shape: Shape) -> list[tuple[str, host_cost.HostCost, str]]:
     """Expected host work for one request's forward: name, cost, and a mark of the default way."""
-    replays = shape.packed_tokens <= GRAPH_TOKENS
+    longest = PrefillOnlyConfig().graph_tokens(on_cuda=True, ranks=1)
+    replays = shape.packed_tokens <= longest
     marks = {replays: "  <- by default on CUDA"}
     return [
         ("stock", host_cost.stock(layers), ""),

@@ -11,11 +11,6 @@ from sglang_prefill_ext.errors import ConfigError
 
 ENABLE_FIELD = "enable_prefill_only"
 
-GRAPH_TOKENS = 8192
-"""Most tokens of the largest graph by default, as of SGLang's own graphs of prefills. For larger
-forwards graphs gain little: in the 20 ms that a host takes to launch them, an H100 computes 6,000
-to 9,000 tokens of Qwen3-0.6B, or of a quarter of Qwen3-30B-A3B."""
-
 
 class Order(StrEnum):
     """The order in which waiting requests are served."""
@@ -142,7 +137,7 @@ class PrefillOnlyConfig:
     cuda_graphs: int | None = new_knob(
         None,
         "Replay packed forwards of up to so many tokens as CUDA graphs, which are captured at "
-        f"start. 0 captures none. auto is at most {GRAPH_TOKENS} on CUDA with --tp-size 1 and "
+        "start. 0 captures none. auto is as many as save time on CUDA with --tp-size 1 and "
         "without --disable-cuda-graph, else 0.",
         least=0,
     )
@@ -224,14 +219,14 @@ class PrefillOnlyConfig:
             object.__setattr__(self, knob.name, checked(knob, getattr(self, knob.name)))
 
     def graph_tokens(self, *, on_cuda: bool, ranks: int) -> int:
-        """Tokens of the largest graph, 0 for none: as configured, else by device.
+        """Most tokens of the largest graph, 0 for none: as configured, else by device.
 
         Args:
             on_cuda: the device and the model have graphs, and they are not all switched off.
             ranks: number of ranks that share the model. With several there are no graphs by
                 default, because all-reduces in graphs are not verified.
         """
-        by_device = GRAPH_TOKENS if on_cuda and ranks == 1 else 0
+        by_device = self.max_forward_tokens if on_cuda and ranks == 1 else 0
         asked = by_device if self.cuda_graphs is None else self.cuda_graphs
         return min(asked, self.max_forward_tokens)
 

@@ -26,11 +26,11 @@ from sglang_prefill_ext.forward.pace import (
     CHUNK_TOKENS,
     LEAST_TOKENS,
     ROW_TOKENS,
-    Pace,
     chunk_plans,
     measured_pace,
     run,
     sample_plan,
+    tokens_while_launching,
 )
 from sglang_prefill_ext.layout.recurrence_plan import carries_states
 from sglang_prefill_ext.scheduling.budget import UNLIMITED, ForwardBudget
@@ -101,7 +101,9 @@ def calibrate(
             # Measure eager forwards first: from here on short ones are replayed.
             if useful_graphs:
                 room = GRAPH_SHARE * min(free_bytes(executor.model.device), most_bytes)
-                graph_tokens = _useful(graph_tokens, eager, room / max(memory.bytes_per_token, 1))
+                enough = tokens_while_launching(executor, eager, max_tokens)
+                affordable = room / max(memory.bytes_per_token, 1)
+                graph_tokens = _useful(graph_tokens, enough, affordable)
             executor.capture_graphs(graph_tokens)
             largest = max(executor.graph_use.sizes, default=0)
             if largest >= LEAST_TOKENS:
@@ -130,15 +132,16 @@ def calibrate(
     )
 
 
-def _useful(graph_tokens: int, eager: Pace, affordable: float) -> int:
+def _useful(graph_tokens: int, enough: int, affordable: float) -> int:
     """Tokens of the largest graph that saves time, at most `graph_tokens`.
 
     Args:
+        enough: tokens from which on graphs save none.
         affordable: tokens for whose forward there is memory; the smallest graph needs none.
     """
     sizes = sizes_up_to(graph_tokens)
-    enough = next((tokens for tokens in sizes if tokens >= eager.launch_tokens), graph_tokens)
-    return max(tokens for tokens in sizes if tokens <= max(min(enough, affordable), sizes[0]))
+    largest = next((tokens for tokens in sizes if tokens >= enough), graph_tokens)
+    return max(tokens for tokens in sizes if tokens <= max(min(largest, affordable), sizes[0]))
 
 
 def _largest_that_fits(

@@ -110,6 +110,18 @@ def measured_pace(executor: PackedExecutor, longest: int, max_tokens: int) -> Pa
     return Pace(short_s, max(s_per_token, short_s / (max_tokens + ROW_TOKENS)))
 
 
+def tokens_while_launching(executor: PackedExecutor, eager: Pace, max_tokens: int) -> int:
+    """How many tokens the device computes while the host launches an eager forward.
+
+    Args:
+        max_tokens: of a forward that keeps the device busy for longer than that, if any does.
+    """
+    longest_s = _fastest_s(
+        executor, sample_plan(max_tokens, max(1, max_tokens // ROW_TOKENS), executor.model)
+    )
+    return round(eager.short_s * max_tokens / longest_s)
+
+
 def _fastest_s(executor: Executor, plan: ForwardPlan) -> float:
     """The shortest of several times, as disturbances only make a run slower."""
     return min(timeit.repeat(partial(run, executor, plan), number=1, repeat=_TIMED_RUNS))

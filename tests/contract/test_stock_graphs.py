@@ -16,7 +16,7 @@ def test_prefills_are_graphs_by_default_where_packed_forwards_are(
     monkeypatch: pytest.MonkeyPatch, is_cuda: bool, backend: str
 ) -> None:
     """Were stock's prefills eager again, or all of one graph, ours would be compared with others:
-    look at `config.GRAPH_TOKENS` and docs/gpu.md then."""
+    look at `PrefillOnlyConfig.graph_tokens` and docs/gpu.md then."""
     monkeypatch.setattr(utils, "is_cuda", lambda: is_cuda)
     assert default_prefill_backend() == backend
     ours = PrefillOnlyConfig().graph_tokens(on_cuda=is_cuda, ranks=1)

@@ -58,7 +58,7 @@ def test_packed_never_needs_more(model: ModelShape, shape: Shape, labels: int) -
         ("60+2x50", 160, "packed, graph"),
         ("120+180x10", 1920, "packed, graph"),
         ("50+150x50", 7550, "packed, graph"),
-        ("50+200x50", 10050, "packed, eager"),
+        ("50+400x50", 20050, "packed, eager"),
     ],
 )
 def test_forwards_are_replayed_up_to_the_largest_graph(shape: str, tokens: int, way: str) -> None:

@@ -64,7 +64,7 @@ def test_a_knob_out_of_range_is_refused_by_flag_value_and_default(knob: str) -> 
 @pytest.mark.parametrize(
     ("given", "max_forward_tokens", "on_cuda", "ranks", "captured"),
     [
-        (None, 16384, True, 1, 8192),
+        (None, 16384, True, 1, 16384),
         (None, 1000, True, 1, 1000),
         (None, 16384, True, 2, 0),
         (None, 16384, False, 1, 0),

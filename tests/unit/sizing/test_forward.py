@@ -46,7 +46,7 @@ def test_more_items_never_take_less(serving: Serving, shape: Shape, ranks: int, 
 def test_requests_take_no_longer_together_than_apart(
     serving: Serving, shape: Shape, ranks: int, requests: int
 ) -> None:
-    assume(requests * shape.packed_tokens <= 8192)  # a larger forward is launched otherwise
+    assume(requests * shape.packed_tokens <= 16384)  # a larger forward is launched otherwise
     together_s = serving.forward(shape, ranks, requests).seconds
     assert together_s <= requests * serving.forward(shape, ranks).seconds * 1.01
 
@@ -55,7 +55,7 @@ def test_small_forwards_of_one_rank_are_replayed() -> None:
     serving = Serving(SMALL, DEVICES["h100-sxm"])
     assert serving.forward(Shape(100, 10, 10), 1).launch_s == pytest.approx(45e-6 * 28)
     assert serving.forward(Shape(100, 10, 10), 2).launch_s == pytest.approx(8.34e-3)
-    assert serving.forward(Shape(100, 1000, 10), 1).launch_s == pytest.approx(8.34e-3)
+    assert serving.launch_s(20_000, 1) == pytest.approx(8.34e-3)
 
 
 def test_forwards_with_mamba_are_launched_kernel_by_kernel() -> None:
