@@ -71,6 +71,7 @@ def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
         return RuntimeSetup(
             declining(StockReason.KNOWN_ANSWERS_DIFFER), executor.graph_use, experts, check=check
         )
+    executor.counts_next = experts.next_forward if experts.groups else None
     policy = policy_of(config, measured.budget, measured.launch_tokens, measured.graphs)
     cache = prefix_cache_of(scheduler, config, room) if executor.causal else None
     runtime = PackedRuntime(

@@ -74,16 +74,19 @@ class PackedGraphs:
         if not use.obstacle:
             logger.info("Prefill-only serving: captured %s", use)
 
-    def run(self, plan: ForwardPlan) -> Tensor | None:
+    def run(self, plan: ForwardPlan, *, counted: bool = False) -> Tensor | None:
         """Replay a forward on the current stream, if a graph holds it.
 
         Call it in inference mode. After a replay that fails, this forward and all later ones run
         eagerly.
 
+        Args:
+            counted: the routing of its experts is counted, which no replay can do.
+
         Returns:
             The output of `Model.prepare` at the reads; None: run the forward eagerly.
         """
-        reason, graph = self._choice(plan)
+        reason, graph = ("counted", None) if counted else self._choice(plan)
         hidden = None
         if graph is not None:
             try:

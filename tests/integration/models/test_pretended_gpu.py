@@ -46,9 +46,10 @@ PREFIXES_KEPT = {"graph", "held_prefix", "kept_prefix", "overrides"}
 USES = dict.fromkeys(FLAGS, REPLAYED) | {
     "tiny torch": {"no_graphs"},
     "tiny fp8": PREFIXES_KEPT,
-    "deepseek-v2": PREFIXES_KEPT,
-    "llama4": PREFIXES_KEPT | {"too_large"},
-    "qwen3-next": PREFIXES_KEPT,
+    "olmoe": REPLAYED | {"counted"},
+    "deepseek-v2": PREFIXES_KEPT | {"counted"},
+    "llama4": PREFIXES_KEPT | {"too_large", "counted"},
+    "qwen3-next": PREFIXES_KEPT | {"counted"},
     "qwen3.5": PREFIXES_KEPT,
     "qwen3.5 eager": set(),
     "lfm2": PREFIXES_KEPT,
@@ -132,6 +133,11 @@ def test_only_kernels_of_adapters_are_compiled_while_serving(
     packages = {each.rpartition(".")[0] for each in reports[name]["compiled"]}
     of_adapters = {"sglang.kernels.ops.lora.dense"}
     assert packages == (of_adapters if name == "tiny adapter" else set())
+
+
+@pytest.mark.parametrize("name", ["olmoe", "deepseek-v2", "llama4", "qwen3-next"])
+def test_the_first_forward_with_experts_is_counted(reports: dict[str, Any], name: str) -> None:
+    assert reports[name]["forwards"]["counted"] == 1
 
 
 def test_blocks_of_experts_are_chosen(reports: dict[str, Any]) -> None:

@@ -86,6 +86,21 @@ def test_only_some_forwards_are_looked_at() -> None:
     assert counts.looks == pytest.approx(3, abs=1)
 
 
+def test_counted_forwards_are_announced_so_that_they_are_not_replayed() -> None:
+    blocks, counts = blocks_of(1)
+    counts.here = True
+    announced = []
+    for number in range(2 * LOOK_EVERY + 4):
+        counted = blocks.next_forward()
+        announced += [number] * counted
+        if counted:
+            forward(blocks, EVEN)
+    first, second, third = announced
+    assert (first, second - first, third - second) == (0, LOOK_EVERY + 1, LOOK_EVERY + 1)
+    assert counts.looks == len(announced)
+    assert blocks.balance[0].padded > 0
+
+
 def test_before_anybody_has_asked_nothing_is_learnt() -> None:
     blocks, counts = blocks_of(1)
     blocks.learning, counts.here = False, True
