@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated
 
@@ -10,7 +11,7 @@ import typer
 
 from bench.command import Bench
 from bench.decisions.kinds import KINDS, KindName, case_of, compare_numbers
-from bench.gpu.profile import profiled, show
+from bench.gpu.profile import Profile, profiled, show
 from bench.options import (
     Alternations,
     Clients,
@@ -24,10 +25,10 @@ from bench.options import (
     ServerFlags,
     Shapes,
 )
-from bench.score.plan import Plan, make_cases
+from bench.score.plan import EXTENSION, STOCK, Case, Plan, make_cases
 from bench.score.plot import save_plot
 from bench.score.report import closed_table, compare_paths
-from bench.score.session import ModelRun
+from bench.score.session import ModelRun, Servers
 from bench.workloads import ClosedLoop, Shape
 from sglang_prefill_ext.sizing.model import ModelShape
 
@@ -35,8 +36,8 @@ SHAPES = ["62+0x1", "299+1x1", "60+2x50", "120+180x10", "50+150x50"]
 CLIENTS = [1, 16, 64]
 TOKEN_CLIENTS = [1, 4, 16, 64, 96]
 TOKEN = KindName("token")
-PROFILED = {"60+2x50": (1, 16), "120+180x10": (1,), "50+150x50": (4,)}
-"""Shape -> clients of the loads of which a profile is taken."""
+PROFILED: dict[str, Sequence[int]] = {"60+2x50": (1, 16), "120+180x10": (1,), "50+150x50": (4,)}
+"""Shape -> clients of the loads of which a profile is taken, unless shapes are asked for."""
 SHARES = ("--mem-fraction-static=0.4",)
 """Two servers share the device."""
 
@@ -53,7 +54,7 @@ def main(
     seconds: Seconds = 1.0,
     alternations: Alternations = 2,
     dtype: Dtype = "bfloat16",
-    profile: Annotated[bool, typer.Option(help="Profile packed forwards at the end.")] = True,
+    profile: Annotated[bool, typer.Option(help="Profile both servers at the end.")] = True,
     server_flags: ServerFlags = "",
     flags: Flags = "",
     name: Name = "gpu",
@@ -86,17 +87,27 @@ def main(
                     run.gate, run.results, closed_table(compare_paths(run.results)), dtype=dtype
                 )
             if profile:
-                profiled_cases = make_cases(directory, map(Shape.parse, PROFILED))
-                with servers.stock.paused():
-                    found = [
-                        profiled(servers.extension.port, count, case)
-                        for case in profiled_cases
-                        for count in PROFILED[str(case.shape)]
-                    ]
+                asked = dict.fromkeys(shapes, clients or CLIENTS) if shapes else PROFILED
+                loads = [
+                    (case, count)
+                    for case in make_cases(directory, map(Shape.parse, asked))
+                    for count in asked[str(case.shape)]
+                ]
+                found = profiles(servers, loads)
                 show(found, bench.console)
                 bench.record(found, "-profile", dtype=dtype)
     save_plot(bench.picture, compare_paths([*scores.results, *tokens.results]), bench.title)
     bench.say_written()
+
+
+def profiles(servers: Servers, loads: Sequence[tuple[Case, int]]) -> list[Profile]:
+    """Profile each server under each load, a case and its clients, while the other is paused."""
+    stock, extension = servers
+    found = []
+    for path, server, other in ((EXTENSION, extension, stock), (STOCK, stock, extension)):
+        with other.paused():
+            found += [profiled(path, server.port, clients, case) for case, clients in loads]
+    return found
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ class Profile:
     """What ran on the device under a closed loop.
 
     Attributes:
+        path: which server, see `bench.score.plan`.
         clients, shape: the load.
         requests: answered while the profiler ran.
         span_ms: from the first kernel's start to the last one's end.
@@ -39,6 +40,7 @@ class Profile:
         calls: the same of calls to CUDA, by the host.
     """
 
+    path: str
     clients: int
     shape: str
     requests: int
@@ -48,7 +50,7 @@ class Profile:
     calls: list[tuple[str, int, float]]
 
 
-def profiled(port: int, clients: int, case: Case) -> Profile:
+def profiled(path: str, port: int, clients: int, case: Case) -> Profile:
     """Load a server while its profiler runs.
 
     Raises:
@@ -63,7 +65,8 @@ def profiled(port: int, clients: int, case: Case) -> Profile:
     span_us, busy_us = busy([(each["ts"], each["ts"] + each["dur"]) for each in on_device])
     calls = [each for each in events if each.get("cat") in ("cuda_runtime", "cuda_driver")]
     return Profile(
-        *(clients, str(case.shape), seen.sent, span_us / 1e3, busy_us / max(span_us, 1e-9)),
+        *(path, clients, str(case.shape), seen.sent),
+        *(span_us / 1e3, busy_us / max(span_us, 1e-9)),
         kernels=_largest(on_device),
         calls=_largest(calls),
     )
@@ -80,14 +83,14 @@ def busy(intervals: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 def show(profiles: Iterable[Profile], console: Console) -> None:
     """Print a line for each profile, with its longest kernels."""
-    columns = ("shape", "clients", "requests", "span ms", "busy", "longest kernels: ms, launches")
+    columns = ("shape", "server", "clients", "requests", "span ms", "busy", "kernels: ms, launches")
     table = new_table("The device under load", *columns)
     for each in profiles:
         longest = "\n".join(
             f"{ms:.2f}, {count}: {name[:60]}" for name, count, ms in each.kernels[:6]
         )
         figures = (str(each.requests), f"{each.span_ms:.1f}", f"{each.busy_share:.0%}")
-        table.add_row(each.shape, str(each.clients), *figures, longest)
+        table.add_row(each.shape, each.path, str(each.clients), *figures, longest)
     console.print(table)
 
 

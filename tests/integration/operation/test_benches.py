@@ -123,10 +123,7 @@ def test_main_side_by_side(model: Path, tmp_path: Path, started: list[list[str]]
     assert run.gate.agreement[f"micro {SHAPE}"].holds
 
 
-def test_gpu(
-    model: Path, tmp_path: Path, started: list[list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpu_command, "PROFILED", {str(SHAPE): (1,)})
+def test_gpu(model: Path, tmp_path: Path, started: list[list[str]]) -> None:
     options = ("--model", str(model), "--dtype", "float32", "--shape", str(SHAPE))
     counts = ("--clients", "2", "--token-clients", "1", "--seconds", "0.01", "--alternations", "1")
     commands = Commands(tmp_path)
@@ -137,9 +134,11 @@ def test_gpu(
         (path, shape) for path in BOTH for shape in (str(SHAPE), "0+128x1")
     }
     assert all(each["packed_share"] == (each["path"] == EXTENSION) for each in lines)
-    (profile,) = commands.record("gpu-profile")
-    assert profile["requests"] >= 12
-    assert profile["kernels"] == []  # there is no GPU
+    profiles = commands.record("gpu-profile")
+    loads = [(each["path"], each["shape"], each["clients"]) for each in profiles]
+    assert loads == [(EXTENSION, str(SHAPE), 2), (STOCK, str(SHAPE), 2)]
+    assert all(each["requests"] >= 12 for each in profiles)
+    assert not any(each["kernels"] for each in profiles)  # there is no GPU
 
 
 def test_decode(model: Path, started: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:

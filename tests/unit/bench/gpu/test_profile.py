@@ -72,11 +72,11 @@ def test_a_profile_is_read_from_the_servers_trace(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(profile, "connect", connect)
     monkeypatch.setattr(profile, "closed_loop", closed_loop)
-    found = profile.profiled(1, 4, Case(Shape(60, 2, 50), 1.0, [], []))
+    found = profile.profiled("stock", 1, 4, Case(Shape(60, 2, 50), 1.0, [], []))
     assert connection.asked == ["/start_profile", "/stop_profile"]
     assert connection.closed
     assert found == Profile(
-        *(4, "60+2x50", 7, 2.0, 0.7),
+        *("stock", 4, "60+2x50", 7, 2.0, 0.7),
         kernels=[("attention", 2, 1.3), ("copy", 1, 0.2)],
         calls=[("cudaGraphLaunch", 1, 0.05)],
     )
