@@ -13,7 +13,7 @@ import torch
 
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.forward.executor import PackedExecutor
-from sglang_prefill_ext.forward.graphs.plan import sizes_up_to
+from sglang_prefill_ext.forward.graphs.useful import capture_useful
 from sglang_prefill_ext.forward.memory import (
     SAFETY,
     MemoryModel,
@@ -42,8 +42,6 @@ logger = logging.getLogger(__name__)
 
 MEMORY_SHARE = 0.8
 """Share of the free memory for forwards; the rest is for fragmentation and for stock batches."""
-GRAPH_SHARE = 0.25
-"""Most of the free memory for graphs, unless their size is asked for."""
 
 Agree: TypeAlias = Callable[[list[int]], list[int]]
 """The largest of each number over all tensor-parallel ranks."""
@@ -86,9 +84,7 @@ def calibrate(
         agree: makes all ranks plan with the same numbers.
         most_bytes: the share of the free memory for this scheduler.
         graph_tokens: tokens of the largest graph; 0 for none.
-        useful_graphs: capture only graphs that save time: those of forwards that an eager launch
-            costs the host longer than they cost the device. Larger ones would only be padded. They
-            may keep `GRAPH_SHARE` of the free memory.
+        useful_graphs: capture only graphs that save time, see `capture_useful`.
 
     Raises:
         ConfigError: a forward fails for another reason, or none of `CHUNK_TOKENS` fits either.
@@ -100,11 +96,13 @@ def calibrate(
         if graph_tokens:
             # Measure eager forwards first: from here on short ones are replayed.
             if useful_graphs:
-                room = GRAPH_SHARE * min(free_bytes(executor.model.device), most_bytes)
-                enough = tokens_while_launching(executor, eager, max_tokens)
-                affordable = room / max(memory.bytes_per_token, 1)
-                graph_tokens = _useful(graph_tokens, enough, affordable)
-            executor.capture_graphs(graph_tokens)
+                room = min(free_bytes(executor.model.device), most_bytes)
+                hidden = tokens_while_launching(executor, eager, max_tokens)
+                capture_useful(
+                    executor, graph_tokens, hidden, room / max(memory.bytes_per_token, 1)
+                )
+            else:
+                executor.capture_graphs(graph_tokens)
             largest = max(executor.graph_use.sizes, default=0)
             if largest >= LEAST_TOKENS:
                 pace = measured_pace(executor, largest, max_tokens)
@@ -130,18 +128,6 @@ def calibrate(
         1 / pace.s_per_token,
         replace(graphs, eager_tokens=eager_tokens),
     )
-
-
-def _useful(graph_tokens: int, enough: int, affordable: float) -> int:
-    """Tokens of the largest graph that saves time, at most `graph_tokens`.
-
-    Args:
-        enough: tokens from which on graphs save none.
-        affordable: tokens for whose forward there is memory; the smallest graph needs none.
-    """
-    sizes = sizes_up_to(graph_tokens)
-    largest = next((tokens for tokens in sizes if tokens >= enough), graph_tokens)
-    return max(tokens for tokens in sizes if tokens <= max(min(largest, affordable), sizes[0]))
 
 
 def _largest_that_fits(
