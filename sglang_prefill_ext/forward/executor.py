@@ -45,8 +45,8 @@ class PackedExecutor:
         caches_latents: prefixes are cached as latents, which graphs neither read nor write.
         graph_use: which graphs there are, and how forwards ran since they were asked for.
         chunk_reads: reads in one chunk of logits over the vocabulary; 0 if the model makes vectors.
-        counts_next: called before each forward; says whether the routing of its experts is counted,
-            so that it cannot be replayed. None: that of no forward is.
+        counts_next: called with the tokens of each forward before it; says whether the routing of
+            its experts is counted, so that it cannot be replayed. None: that of no forward is.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class PackedExecutor:
         self._graph_pool = model.pool if pooled else None
         self._graphs: PackedGraphs | None = None
         self.graph_use = GraphUse()
-        self.counts_next: Callable[[], bool] | None = None
+        self.counts_next: Callable[[int], bool] | None = None
         self._reader: LabelReader | VectorReader
         self.chunk_reads = 0
         if model.vector_width:
@@ -118,7 +118,7 @@ class PackedExecutor:
         if not self.model.causal:
             plan = replace(plan, layout=replace(plan.layout, causal=False))
         with self.model.stream():
-            counted = self.counts_next is not None and self.counts_next()
+            counted = self.counts_next is not None and self.counts_next(plan.num_tokens)
             hidden = self._graphs.run(plan, counted=counted) if self._graphs else None
             if hidden is None:
                 hidden = self._run_eagerly(plan)

@@ -16,6 +16,9 @@ from sglang_prefill_ext.moe.blocks import BlockTable, Entry
 from sglang_prefill_ext.moe.policy import Choice, Pair, Times, choose, choose_pairs, in_effect
 from sglang_prefill_ext.moe.routing import LayerBalance, RoutingAverage, balance_of
 
+LEAST_TOKENS = 64
+"""Forwards with fewer tokens keep SGLang's choice: they are decode steps, with small blocks."""
+
 LOOK_EVERY = 1024
 """The routing of one in so many forwards is counted. Such a forward launches a few more kernels a
 layer, and none of its kernels is replayed. On an H100, with 12 layers of Qwen3-30B-A3B, it took
@@ -158,8 +161,10 @@ class ExpertUse:
         for group in self.groups:
             group.learning = True
 
-    def next_forward(self) -> bool:
+    def next_forward(self, tokens: int) -> bool:
         """Return whether the routing of the forward that begins is counted in any group."""
+        if tokens < LEAST_TOKENS:
+            return False
         counted = [group.next_forward() for group in self.groups]
         return any(counted)
 

@@ -11,11 +11,8 @@ import torch
 from torch import Tensor
 
 from sglang_prefill_ext.border.model.expert_pair import prepared_pair
-from sglang_prefill_ext.forward.expert_blocks import ExpertBlocks
+from sglang_prefill_ext.forward.expert_blocks import LEAST_TOKENS, ExpertBlocks
 from sglang_prefill_ext.moe.policy import Choice, Pair
-
-LEAST_TOKENS = 64
-"""Forwards with fewer tokens keep SGLang's choice: they are decode steps, with small blocks."""
 
 
 class Call(NamedTuple):

@@ -13,7 +13,7 @@ import torch
 from sglang.srt.layers.moe.utils import MoeRunnerBackend
 from torch import Tensor
 
-from sglang_prefill_ext.border.model.expert_hook import EXPERTS, LEAST_TOKENS, Call
+from sglang_prefill_ext.border.model.expert_hook import EXPERTS, Call
 from sglang_prefill_ext.border.model.expert_layers import (
     computed_with,
     expert_work,
@@ -22,7 +22,7 @@ from sglang_prefill_ext.border.model.expert_layers import (
 )
 from sglang_prefill_ext.border.model.expert_tables import rows_by_tma, table_of, tuned_text
 from sglang_prefill_ext.config import MoePolicy, MoeSource, PrefillOnlyConfig
-from sglang_prefill_ext.forward.expert_blocks import ExpertBlocks, ExpertUse
+from sglang_prefill_ext.forward.expert_blocks import LEAST_TOKENS, ExpertBlocks, ExpertUse
 from sglang_prefill_ext.forward.expert_counts import ExpertCounts
 from sglang_prefill_ext.forward.graphs.capture import capture_for
 from sglang_prefill_ext.moe.blocks import Entry

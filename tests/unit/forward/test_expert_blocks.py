@@ -10,7 +10,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sglang_prefill_ext.config import MoePolicy, MoeSource
-from sglang_prefill_ext.forward.expert_blocks import LOOK_EVERY, ExpertBlocks
+from sglang_prefill_ext.forward.expert_blocks import (
+    LEAST_TOKENS,
+    LOOK_EVERY,
+    ExpertBlocks,
+    ExpertUse,
+)
 from sglang_prefill_ext.forward.expert_counts import ExpertCounts
 from sglang_prefill_ext.moe.blocks import BlockTable, Entry
 from sglang_prefill_ext.moe.policy import BlockTime, Choice, Pair
@@ -99,6 +104,13 @@ def test_counted_forwards_are_announced_so_that_they_are_not_replayed() -> None:
     assert (first, second - first, third - second) == (0, LOOK_EVERY + 1, LOOK_EVERY + 1)
     assert counts.looks == len(announced)
     assert blocks.balance[0].padded > 0
+
+
+def test_a_forward_that_keeps_sglangs_choice_is_not_announced() -> None:
+    blocks, _ = blocks_of(1)
+    use = ExpertUse(groups=[blocks])
+    assert not use.next_forward(LEAST_TOKENS - 1)
+    assert use.next_forward(LEAST_TOKENS)
 
 
 def test_before_anybody_has_asked_nothing_is_learnt() -> None:

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from sglang_prefill_ext.border.model import expert_pair, expert_setup, expert_tables
 from sglang_prefill_ext.border.model.expert_hook import (
     EXPERTS,
-    LEAST_TOKENS,
     Call,
     with_chosen_block,
 )
@@ -26,7 +25,7 @@ from sglang_prefill_ext.border.model.expert_pair import PairedConfig, with_both_
 from sglang_prefill_ext.border.model.expert_setup import described, set_up_experts
 from sglang_prefill_ext.border.model.expert_tables import rows_by_tma, table_of
 from sglang_prefill_ext.config import MoePolicy, MoeSource, PrefillOnlyConfig
-from sglang_prefill_ext.forward.expert_blocks import ExpertBlocks
+from sglang_prefill_ext.forward.expert_blocks import LEAST_TOKENS, ExpertBlocks
 from sglang_prefill_ext.forward.expert_counts import ExpertCounts
 from sglang_prefill_ext.moe.blocks import Entry
 from sglang_prefill_ext.moe.policy import BlockTime, Pair

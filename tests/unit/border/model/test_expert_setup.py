@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from sglang_prefill_ext.border.model import expert_layers, expert_setup
-from sglang_prefill_ext.border.model.expert_hook import EXPERTS, LEAST_TOKENS
+from sglang_prefill_ext.border.model.expert_hook import EXPERTS
+from sglang_prefill_ext.forward.expert_blocks import LEAST_TOKENS
 from sglang_prefill_ext.moe.blocks import Entry
 
 ENTRIES = (Entry(64, 32), Entry(2048, 64), Entry(4096, 128))
