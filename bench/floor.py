@@ -18,7 +18,7 @@ import typer
 
 from bench import host_cost
 from bench.workloads import LABEL_IDS
-from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.sizing.forward import graph_tokens
 from sglang_prefill_ext.sizing.model import ModelShape
 from sglang_prefill_ext.sizing.shape import Shape
 from sglang_prefill_ext.sizing.work import kv_numbers, packed_bytes, packed_operations
@@ -81,8 +81,7 @@ def main(
 
 def host_costs(layers: int, shape: Shape) -> list[tuple[str, host_cost.HostCost, str]]:
     """Expected host work for one request's forward: name, cost, and a mark of the default way."""
-    longest = PrefillOnlyConfig().graph_tokens(on_cuda=True, ranks=1)
-    replays = shape.packed_tokens <= longest
+    replays = shape.packed_tokens <= graph_tokens(ranks=1)
     marks = {replays: "  <- by default on CUDA"}
     return [
         ("stock", host_cost.stock(layers), ""),

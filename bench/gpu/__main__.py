@@ -25,7 +25,7 @@ from bench.options import (
     ServerFlags,
     Shapes,
 )
-from bench.score.plan import EXTENSION, STOCK, Case, Plan, make_cases
+from bench.score.plan import Case, Plan, make_cases
 from bench.score.plot import save_plot
 from bench.score.report import closed_table, compare_paths
 from bench.score.session import ModelRun, Servers
@@ -102,9 +102,8 @@ def main(
 
 def profiles(servers: Servers, loads: Sequence[tuple[Case, int]]) -> list[Profile]:
     """Profile each server under each load, a case and its clients, while the other is paused."""
-    stock, extension = servers
     found = []
-    for path, server, other in ((EXTENSION, extension, stock), (STOCK, stock, extension)):
+    for path, server, other in servers.turns:
         with other.paused():
             found += [profiled(path, server.port, clients, case) for case, clients in loads]
     return found

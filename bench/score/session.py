@@ -37,6 +37,12 @@ class Servers(NamedTuple):
     stock: MeasuredServer
     extension: MeasuredServer
 
+    @property
+    def turns(self) -> list[tuple[str, MeasuredServer, MeasuredServer]]:
+        """The path of each server, the server, and the other one, which is paused meanwhile."""
+        stock, extension = self
+        return [(STOCK, stock, extension), (EXTENSION, extension, stock)]
+
 
 @dataclass(slots=True)
 class ModelRun(Run[Plan, Result]):
@@ -80,13 +86,11 @@ class ModelRun(Run[Plan, Result]):
 
     def measure(self, servers: Servers, cases: Sequence[Case]) -> None:
         """Measure each server while the other is paused, in alternating order; see `run`."""
-        stock, extension = servers
-        turns = [(STOCK, stock, extension), (EXTENSION, extension, stock)]
-        for path, server, _ in turns:
+        for path, server, _ in servers.turns:
             self._check_before_timing(path, server.port, cases)
         for case, load in self._loads(cases):
             self.tell(f"{self.preset}: {case.shape}, {load}")
-            for repeat, (path, server, other) in alternating(turns, self.plan.alternations):
+            for repeat, (path, server, other) in alternating(servers.turns, self.plan.alternations):
                 with other.paused():
                     self._measure(path, repeat, server.port, case, load)
 

@@ -96,11 +96,10 @@ def calibrate(
         if graph_tokens:
             # Measure eager forwards first: from here on short ones are replayed.
             if useful_graphs:
-                room = min(free_bytes(executor.model.device), most_bytes)
-                hidden = tokens_while_launching(executor, eager, max_tokens)
-                capture_useful(
-                    executor, graph_tokens, hidden, room / max(memory.bytes_per_token, 1)
-                )
+                free = min(free_bytes(executor.model.device), most_bytes)
+                free_tokens = free / max(memory.bytes_per_token, 1)
+                hidden_tokens = tokens_while_launching(executor, eager, max_tokens)
+                capture_useful(executor, graph_tokens, hidden_tokens, free_tokens)
             else:
                 executor.capture_graphs(graph_tokens)
             largest = max(executor.graph_use.sizes, default=0)

@@ -137,12 +137,12 @@ def choose_jobs(
         rows += max(piece.span.num_rows, 1)
         longer = graphs.forward(tokens, launch_tokens, eager=eager)
         longer -= graphs.forward(tokens - added, launch_tokens, eager=eager)
-        spared = policy.alone(piece, added) - longer
+        later = len(queue) + in_flight - before  # this one included
         if chosen and (
             job.alone
             or tokens > join_tokens
             or not budget.fits(tokens, reads)
-            or before * longer > spared * (len(queue) + in_flight - before)
+            or before * longer > (policy.alone(piece, added) - longer) * later
         ):
             break
         chosen.append(job)

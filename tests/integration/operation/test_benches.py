@@ -136,7 +136,7 @@ def test_gpu(model: Path, tmp_path: Path, started: list[list[str]]) -> None:
     assert all(each["packed_share"] == (each["path"] == EXTENSION) for each in lines)
     profiles = commands.record("gpu-profile")
     loads = [(each["path"], each["shape"], each["clients"]) for each in profiles]
-    assert loads == [(EXTENSION, str(SHAPE), 2), (STOCK, str(SHAPE), 2)]
+    assert loads == [(STOCK, str(SHAPE), 2), (EXTENSION, str(SHAPE), 2)]
     assert all(each["requests"] >= 12 for each in profiles)
     assert not any(each["kernels"] for each in profiles)  # there is no GPU
 
