@@ -96,7 +96,7 @@ class Agreement:
             float(np.maximum(self.largest_probability, other.largest_probability)),
             float(np.maximum(self.largest_logprob, other.largest_logprob)),
             self.rank_changes + other.rank_changes,
-            self.tolerance,
+            max(self.tolerance, other.tolerance),
         )
 
     def __str__(self) -> str:

@@ -143,13 +143,16 @@ async def closed_loop(
     return counting.measurement
 
 
-def ask_each(port: int, pool: Sequence[bytes]) -> dict[int, bytes]:
-    """Send every request, one after the other; return the answers by number.
+def ask_each(port: int, pool: Sequence[bytes], clients: int = 1) -> dict[int, bytes]:
+    """Send every request; return the answers by number.
+
+    Args:
+        clients: requests under way at any time.
 
     Raises:
         LoadError: one of them was not 200.
     """
-    return run_loop(closed_loop(port, pool, 1, Window(0.0, len(pool)))).answers
+    return run_loop(closed_loop(port, pool, clients, Window(0.0, len(pool)))).answers
 
 
 class _Counting:

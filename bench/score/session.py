@@ -27,6 +27,7 @@ from bench.status import packed_requests
 from bench.workloads import ClosedLoop, Load
 
 _MIN_REQUESTS = 20
+_GATE_CLIENTS = 4
 _ASK_S = 1.0
 """Least length of the loop that only collects answers, if wrk makes the measured load."""
 
@@ -106,6 +107,15 @@ class ModelRun(Run[Plan, Result]):
         for case in cases:
             answers, shape = ask_each(port, case.gate), case.shape
             self.gate.hold(path, f"{self.preset} {shape}", f"{shape} gate", answers)
+            if path == STOCK and self.plan.dtype != "float32":
+                self._keep_of_other_batches(port, case)
+
+    def _keep_of_other_batches(self, port: int, case: Case) -> None:
+        """Show the gate how far stock's answers depend on what is computed with them."""
+        shape = case.shape
+        self.gate.keep(f"{shape} gate", ask_each(port, case.gate, _GATE_CLIENTS))
+        for clients in (1, _GATE_CLIENTS):
+            self.gate.keep(f"{shape} timed", ask_each(port, case.pool, clients))
 
     def _measure(self, path: str, repeat: int, port: int, case: Case, load: Load) -> None:
         packed_before, shape = packed_requests(port), str(case.shape)

@@ -40,3 +40,24 @@ def test_nothing_to_compare_with_is_red() -> None:
     gate.keep("gate", {0: body(0.1)})
     with pytest.raises(GateError, match="0 rows"):
         gate.check("one", "timed", {0: body(0.1)})
+
+
+def test_in_half_precision_stock_may_show_how_far_its_own_answers_differ() -> None:
+    gate = ScoreGate("bfloat16")
+    gate.keep("timed", {0: body(0.1)})
+    gate.keep("timed", {0: body(0.14)})
+    gate.check("one", "timed", {0: body(0.195)})
+    assert gate.agreement["one"].tolerance == pytest.approx(1.5 * 0.04)
+    with pytest.raises(GateError, match=r"tolerance 0\.06"):
+        gate.check("one", "timed", {0: body(0.205)})
+    gate.keep("other", {0: body(0.14)})
+    with pytest.raises(GateError, match=r"tolerance 0\.02"):
+        gate.check("one", "other", {0: body(0.195)})
+
+
+def test_in_float32_stock_does_not_widen_the_tolerance() -> None:
+    gate = ScoreGate("float32")
+    gate.keep("timed", {0: body(0.1)})
+    gate.keep("timed", {0: body(0.14)})
+    with pytest.raises(GateError, match="tolerance 1e-05"):
+        gate.check("one", "timed", {0: body(0.141)})
