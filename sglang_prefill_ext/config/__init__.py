@@ -224,7 +224,7 @@ class PrefillOnlyConfig:
         Args:
             on_cuda: the device and the model have graphs, and they are not all switched off.
             ranks: number of ranks that share the model. With several there are no graphs by
-                default, because all-reduces in graphs are not verified.
+                default, because all-reduces in graphs were not tried on GPUs.
         """
         by_device = self.max_forward_tokens if on_cuda and ranks == 1 else 0
         asked = by_device if self.cuda_graphs is None else self.cuda_graphs

@@ -108,9 +108,11 @@ class ExpertBlocks:
         return balance_of(rows, blocks, stock.block)
 
     def next_forward(self) -> bool:
-        """Return whether the routing of the forward that begins is counted, which no replay can do.
+        """Return whether the forward that begins is for counting its routing; it is not replayed.
 
-        `entry` calls it for forwards for which nobody else does.
+        That depends on the forwards before alone, so all ranks agree. Nothing is counted if the
+        last counts are still on their way. `entry` calls this for forwards for which nobody else
+        does.
         """
         self._begun = True
         if self._counting:
@@ -121,12 +123,12 @@ class ExpertBlocks:
             self._average.add(rows)
             self.balance = self._balance(rows)
             self._on_the_way, self._total = False, -1
-        if self.learning and not self._on_the_way:
-            if self._forwards % LOOK_EVERY == 0:
-                self._counts.begin()
-                self._counting = True
-            self._forwards += 1
-        return self._counting
+        is_due = self.learning and self._forwards % LOOK_EVERY == 0
+        self._forwards += self.learning
+        if is_due and not self._on_the_way:
+            self._counts.begin()
+            self._counting = True
+        return is_due
 
 
 def leave_one(pair: Pair, first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> None:
@@ -162,7 +164,7 @@ class ExpertUse:
             group.learning = True
 
     def next_forward(self, tokens: int) -> bool:
-        """Return whether the routing of the forward that begins is counted in any group."""
+        """Return whether the forward that begins is for counting its routing, in any group."""
         if tokens < LEAST_TOKENS:
             return False
         counted = [group.next_forward() for group in self.groups]

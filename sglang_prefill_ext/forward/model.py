@@ -69,9 +69,14 @@ class Model(Protocol):
     """What its recurrent layers have in common; None if there are no such layers."""
     pool: KVPool
     """The pool in which held prefixes lie."""
+    alone: bool
+    """Whether it is whole on this rank, so that no other rank takes part in its forwards."""
 
     def stream(self) -> AbstractContextManager[object]:
         """The stream on which this forward is launched."""
+
+    def capturing(self) -> AbstractContextManager[object]:
+        """The context in which graphs are captured, with the exchanges between ranks."""
 
     def prepare(
         self,

@@ -281,6 +281,37 @@ def test_a_replay_that_fails_is_the_last_one_and_forwards_run(
     )
 
 
+@pytest.mark.parametrize("good_runs", [0, 1])
+def test_one_of_several_ranks_does_not_go_on_without_graphs(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, good_runs: int
+) -> None:
+    """The others would replay theirs, and wait for it: a failed capture or replay raises."""
+
+    def failing(work: Work) -> Work:
+        runs = []
+
+        def replay() -> Tensor:
+            runs.append(work)
+            if len(runs) > good_runs:
+                raise RuntimeError("out of memory")
+            return work()
+
+        return replay if good_runs else replay()  # type: ignore[return-value]
+
+    monkeypatch.setattr(graphs_module, "capture_for", lambda _device: failing)
+    model = DeviceModel(device)
+    model.alone = False
+    forward = FORWARDS["rows_behind_a_prefix"]
+    if good_runs:
+        executor = executor_with_graphs(model, AttentionWay.FUSED)
+        assert np.isfinite(answer(executor, forward)).all()
+        with pytest.raises(RuntimeError, match="out of memory"):
+            answer(executor, forward)
+    else:
+        with pytest.raises(RuntimeError, match="out of memory"):
+            executor_with_graphs(model, AttentionWay.FUSED)
+
+
 def test_a_forward_whose_experts_are_counted_is_not_replayed(device: torch.device) -> None:
     executor = executor_with_graphs(DeviceModel(device), AttentionWay.FUSED)
     counted = iter([False, True, False])

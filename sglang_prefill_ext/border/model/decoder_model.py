@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from sglang.srt.distributed.communication_op import tensor_model_parallel_all_gather
+from sglang.srt.distributed.parallel_state import get_tp_group, graph_capture
 from sglang.srt.layers.logits_processor import LogitsMetadata, should_apply_lm_head_quant_method
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
@@ -184,6 +185,7 @@ class SglangModel:
             self.logits, self.product_head = head.logits, head.product
         runs_on = self.device.type != "cpu" or _IN_FLIGHT_VARIABLE in os.environ
         self.asynchronous = forward_stream is not None and runs_on
+        self.alone: bool = get_tp_group().world_size == 1
 
     def stream(self) -> AbstractContextManager[object]:
         """The forward stream, if any; on CUDA it first waits for the scheduler's own stream.
@@ -194,6 +196,10 @@ class SglangModel:
             return nullcontext()
         on_cuda = self.device.type == "cuda"
         return in_order(self._forward_stream) if on_cuda else self._forward_stream
+
+    def capturing(self) -> AbstractContextManager[object]:
+        """See `Model.capturing`."""
+        return nullcontext() if self.alone or self.device.type != "cuda" else graph_capture()
 
     def prepare(
         self,

@@ -83,7 +83,7 @@ def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
     widths = executor.model.vector_width, executor.model.state_width
     return RuntimeSetup(
         *(runtime, executor.graph_use, experts, widths, check, measured.tokens_per_s),
-        after_update=look_at_weights(runner.model, executor.stop_replays),
+        after_update=look_at_weights(runner.model, executor.stop_replays, ranks.largest),
         is_short=room.is_short,
     )
 

@@ -141,11 +141,6 @@ def _conflicts(args: Any, config: PrefillOnlyConfig) -> Any:
             f"--admin-api-key (with --tokenizer-worker-num {args.tokenizer_worker_num}: SGLang "
             "asks for no key there, and administrative routes, ours among them, are open)"
         )
-    if config.cuda_graphs and args.tp_size > 1:
-        yield (
-            f"--tp-size {args.tp_size} "
-            "(with --prefill-only-cuda-graphs: all-reduces in its graphs are not verified)"
-        )
     if args.use_ray:
         yield (
             "--use-ray (SGLang loads no plugins in its scheduler actors; `sglang-prefill fleet "

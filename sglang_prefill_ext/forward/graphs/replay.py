@@ -78,13 +78,16 @@ class PackedGraphs:
         """Replay a forward on the current stream, if a graph holds it.
 
         Call it in inference mode. After a replay that fails, this forward and all later ones run
-        eagerly.
+        eagerly, if this is the only rank.
 
         Args:
             counted: the routing of its experts is counted, which no replay can do.
 
         Returns:
             The output of `Model.prepare` at the reads; None: run the forward eagerly.
+
+        Raises:
+            Exception: the replay failed on one of several ranks.
         """
         reason, graph = ("counted", None) if counted else self._choice(plan)
         hidden = None
@@ -95,7 +98,7 @@ class PackedGraphs:
                 hidden = graph.run(plan)
             except Exception as failure:
                 reason = NO_GRAPHS
-                self.give_up(f"a replay failed: {_said(failure)}", failure)
+                self._failed("a replay", failure)
         self._use.forwards[reason] += 1
         return hidden
 
@@ -110,11 +113,17 @@ class PackedGraphs:
         line = "Packed forwards run eagerly, without CUDA graphs, because %s"
         logger.error(line, obstacle, exc_info=failure)
 
+    def _failed(self, what: str, failure: Exception) -> None:
+        """Go on without graphs; if there are other ranks, raise, as they would go on with them."""
+        if not self._model.alone:
+            raise failure
+        self.give_up(f"{what} failed: {_said(failure)}", failure)
+
     @torch.inference_mode()
     def _try_capture(self, sizes: Sequence[int], pool: KVPool | None) -> None:
         try:
             model, capture = self._model, capture_for(self._model.device)
-            with model.stream():
+            with model.stream(), model.capturing():
                 if pool is not None:
                     self._slots = GraphSlots(pool, sizes[-1], model.device)
                 # The largest first: the smaller ones then fit into its memory pool.
@@ -124,7 +133,7 @@ class PackedGraphs:
         except Exception as failure:
             # Models, compilers and drivers raise all kinds of errors; all mean: no graphs.
             self._graphs.clear()
-            self.give_up(f"the capture of {[*sizes]} tokens failed: {_said(failure)}", failure)
+            self._failed(f"the capture of {[*sizes]} tokens", failure)
         self._use.sizes = tuple(graph.tokens for graph in self._graphs)
 
     def _choice(self, plan: ForwardPlan) -> tuple[str, ForwardGraph | None]:
@@ -141,11 +150,16 @@ class PackedGraphs:
         return "too_large", None
 
 
-def look_at_weights(model: torch.nn.Module, stop: Callable[[str], None]) -> Callable[[], None]:
+def look_at_weights(
+    model: torch.nn.Module, stop: Callable[[str], None], agree: Callable[[list[int]], list[int]]
+) -> Callable[[], None]:
     """Return a function that calls `stop` if the address of any weight has changed since this call.
 
     Graphs read weights at the addresses of their capture. SGLang mostly overwrites weights in
     place, but allocates some anew, such as those that it quantises.
+
+    Args:
+        agree: returns the largest of each number over all ranks, which all stop if one has to.
     """
 
     def places() -> list[int]:
@@ -154,7 +168,8 @@ def look_at_weights(model: torch.nn.Module, stop: Callable[[str], None]) -> Call
     captured = places()
 
     def look() -> None:
-        if places() != captured:
+        (moved,) = agree([int(places() != captured)])
+        if moved:
             stop("an update has put weights elsewhere in memory")
 
     return look

@@ -43,7 +43,6 @@ COMBINATIONS: dict[str, list[str]] = {
     "--smg-grpc-mode": ["--smg-grpc-mode"],
     "SGLANG_RUST_SERVER": [],
     "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": [],
-    "--tp-size": ["--tp-size", "2", "--prefill-only-cuda-graphs", "64"],
     "--tokenizer-worker-num": ["--prefill-only-attach", "x", "--tokenizer-worker-num", "2"],
     "--admin-api-key": ["--admin-api-key", "key", "--tokenizer-worker-num", "2"],
 }

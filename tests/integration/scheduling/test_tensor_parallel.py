@@ -43,9 +43,9 @@ def client(
 
 @pytest.fixture(scope="module")
 def kernel_client(model_dir: Callable[[str], Path]) -> Iterator[Client]:
-    """A client of a server with two ranks whose kernels run in the interpreter."""
+    """A client of a server with two ranks whose kernels run in the interpreter, also in graphs."""
     flags = ("--enable-prefill-only", "--tp-size", "2", "--prefill-only-attention", "fused")
-    budget = ("--prefill-only-max-forward-tokens", "64")
+    budget = ("--prefill-only-max-forward-tokens", "64", "--prefill-only-cuda-graphs", "64")
     env = TWO_RANKS | {"TRITON_INTERPRET": "1"}
     with serving(model_dir("micro"), "tensor_parallel_kernels", *flags, *budget, env=env) as own:
         yield own.client
@@ -62,9 +62,11 @@ def test_labels_are_read_from_the_part_of_the_vocabulary_that_a_rank_has(
     kernel_client: Client,
 ) -> None:
     """With and without a pass over the vocabulary; labels at the border of the two parts."""
+    before = kernel_client.scheduler()["graphs"]["forwards"].get("graph", 0)
     for whole in (True, False):
         body = score_body(5, 20, [3, 1, 7], label_token_ids=BORDER, return_token_logprobs=whole)
         assert_paths_agree(kernel_client, body | {"apply_softmax": not whole})
+    assert kernel_client.scheduler()["graphs"]["forwards"]["graph"] == before + 2
     assert_tokens_agree(kernel_client, 6)
 
 

@@ -35,6 +35,7 @@ class TinyModel:
     causal = True
     longest_prompt: int | None = None
     recurrence = None
+    alone = True
 
     def __init__(self, *, asynchronous: bool = False) -> None:
         self.asynchronous = asynchronous
@@ -64,6 +65,9 @@ class TinyModel:
                 setattr(self, name, [each.to(device) for each in value])
 
     def stream(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def capturing(self) -> AbstractContextManager[object]:
         return nullcontext()
 
     def prepare(

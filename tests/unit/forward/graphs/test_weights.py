@@ -11,7 +11,7 @@ from sglang_prefill_ext.forward.graphs.replay import look_at_weights
 @torch.no_grad()
 def test_weights_that_are_overwritten_are_still_read_by_graphs() -> None:
     whys, model = list[str](), torch.nn.Linear(2, 3)
-    look = look_at_weights(model, whys.append)
+    look = look_at_weights(model, whys.append, list)
     model.weight.copy_(torch.ones(3, 2))
     look()
     assert whys == []
@@ -22,7 +22,7 @@ def test_weights_that_are_made_anew_end_replays(anew: str) -> None:
     whys, model = list[str](), torch.nn.Linear(2, 3)
     model.register_buffer("scale", torch.ones(1))
     before = model.weight  # its memory stays taken
-    look = look_at_weights(model, whys.append)
+    look = look_at_weights(model, whys.append, list)
     if anew == "parameter":
         model.weight = torch.nn.Parameter(before.clone())
     elif anew == "data":
@@ -32,3 +32,16 @@ def test_weights_that_are_made_anew_end_replays(anew: str) -> None:
         kept, model.scale = model.scale, torch.zeros(1)
     look()
     assert whys == ["an update has put weights elsewhere in memory"]
+
+
+def test_replays_end_on_all_ranks_if_one_has_new_weights() -> None:
+    """A rank that went on with graphs would wait for eager forwards of the others for ever."""
+    whys, asked = list[str](), list[list[int]]()
+
+    def of_other_rank(numbers: list[int]) -> list[int]:
+        asked.append(numbers)
+        return [1]
+
+    look_at_weights(torch.nn.Linear(2, 3), whys.append, of_other_rank)()
+    assert asked == [[0]]
+    assert len(whys) == 1
