@@ -67,7 +67,7 @@ class Forwards:
         """Whether the device will be busy for longer than the next launch takes."""
         if not self.in_flight:
             return False
-        cost = sum(self._policy.cost(launched.num_tokens) for launched in self.in_flight)
+        cost = sum(launched.cost for launched in self.in_flight)
         return self._launch_time.is_early(cost, self.in_flight[0].launch_s, time.monotonic())
 
     def launch_next(self, join_tokens: int) -> bool:
@@ -137,12 +137,14 @@ class Forwards:
                 prefixed.rollback()
             self._failures.failed(jobs, error, shared=len(jobs) > 1)
             return
+        replayable = all(job.piece.is_replayable for job in jobs)
+        cost = self._policy.cost(plan.num_tokens, plan.layout.groups, replayable=replayable)
         launched_jobs = []
         for job, share in zip(jobs, plan.shares, strict=True):
             launched_jobs.append(LaunchedJob(job, job.attempt, share))
             job.tokens_cached += prefixed.cached(job)
             self._advance(job, share)
-        self.in_flight.append(LaunchedForward(launched_jobs, completion, start_s, prefixed))
+        self.in_flight.append(LaunchedForward(launched_jobs, completion, start_s, prefixed, cost))
         self._launch_time.launched(start_s, time.monotonic())
         self._stats.record_forward(plan.num_tokens, plan.num_rows, prefixed.num_cached)
 
@@ -232,8 +234,7 @@ class Forwards:
             launched.prefixed.rollback()
             self._failures.failed([part.job for part in waiting], error, shared=shared)
             return
-        cost, now_s = self._policy.cost(launched.num_tokens), time.monotonic()
-        busy_s = self._launch_time.collected(cost, launched.launch_s, now_s)
+        busy_s = self._launch_time.collected(launched.cost, launched.launch_s, time.monotonic())
         self._stats.record_pace(launched.num_tokens, busy_s)
         bad = jobs_with_nan(waiting, values, shared=shared) if spoilt else []
         self._deliver([part for part in waiting if part.job not in bad], values)

@@ -8,10 +8,11 @@ read, so all ranks decide alike.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from sglang_prefill_ext.config import Order, PrefillOnlyConfig
+from sglang_prefill_ext.layout.tokens import GroupSpan
 from sglang_prefill_ext.scheduling.budget import UNLIMITED, ForwardBudget, QueueLoad
 from sglang_prefill_ext.scheduling.graph_room import NO_GRAPHS, ForwardSize, GraphCost
 from sglang_prefill_ext.scheduling.job import Job
@@ -39,9 +40,15 @@ class SchedulingPolicy:
     limits: QueueLoad
     graphs: GraphCost = field(default=NO_GRAPHS, kw_only=True)
 
-    def cost(self, tokens: int) -> int:
-        """Of a forward, in token equivalents, if graphs replay all that are short enough."""
-        return self.graphs.forward(tokens, self.launch_tokens, eager=tokens > self.graphs.tokens)
+    def cost(self, tokens: int, groups: Sequence[GroupSpan], *, replayable: bool) -> int:
+        """Of a forward that computes so many tokens, in token equivalents.
+
+        Args:
+            replayable: see `Piece.is_replayable`.
+        """
+        graphs = self.graphs
+        eager = graphs.tokens > 0 and not (replayable and graphs.hold(ForwardSize.of(groups)))
+        return graphs.forward(tokens, self.launch_tokens, eager=eager)
 
     def equivalents(self, piece: Piece) -> int:
         """Token equivalents that a piece alone adds to a launch: its tokens, or more if no graph
@@ -50,11 +57,7 @@ class SchedulingPolicy:
 
     def alone(self, piece: Piece, tokens: int) -> int:
         """Of a forward of one piece, of which `tokens` are computed, in token equivalents."""
-        graphs = self.graphs
-        eager = graphs.tokens > 0 and not (
-            piece.is_replayable and graphs.hold(ForwardSize.of([piece.span]))
-        )
-        return graphs.forward(tokens, self.launch_tokens, eager=eager)
+        return self.cost(tokens, [piece.span], replayable=piece.is_replayable)
 
     def new_queue(self) -> JobQueue:
         """An empty queue in the policy's order."""

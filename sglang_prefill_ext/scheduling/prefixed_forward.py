@@ -213,12 +213,18 @@ class LaunchedJob:
 
 @dataclass(frozen=True, slots=True)
 class LaunchedForward:
-    """A launched forward that is not collected yet; `launch_s` is monotonic time."""
+    """A launched forward that is not collected yet.
+
+    Attributes:
+        launch_s: monotonic time.
+        cost: see `SchedulingPolicy.cost`.
+    """
 
     launched_jobs: list[LaunchedJob]
     completion: Completion
     launch_s: float
     prefixed: PrefixedForward
+    cost: int
 
     @property
     def num_tokens(self) -> int:

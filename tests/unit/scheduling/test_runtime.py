@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from sglang_prefill_ext.config import Order
 from sglang_prefill_ext.scheduling import failures
 from sglang_prefill_ext.scheduling.budget import ForwardBudget, QueueLoad
+from sglang_prefill_ext.scheduling.graph_room import GraphCost
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
 from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
@@ -455,6 +456,20 @@ def test_requests_gather_while_the_device_is_busy_and_a_forward_has_room(
     assert not runtime.may_wait
     runtime.collect()
     assert not runtime.may_wait
+
+
+def test_a_short_forward_that_no_graph_replays_costs_as_much_as_its_launches() -> None:
+    policy = replace(POLICY, launch_tokens=9, graphs=GraphCost(tokens=BUDGET, eager_tokens=500))
+    simulation = Simulation(StubExecutor(asynchronous=True), policy)
+    costs = []
+    for rows in (SMALL.pack(), replace(SMALL.pack(), adapter="an-adapter")):
+        simulation.runtime.submit(f"job-{len(costs)}", rows, len(costs))
+        simulation.requests.append(SMALL)
+        simulation.runtime.step()
+        (launched,) = simulation.runtime._forwards.in_flight
+        costs.append(launched.cost)
+        simulation.runtime.collect()
+    assert costs == [9 + len(COMMON_PREFIX) + 2, 500]
 
 
 def test_waiting_is_told_from_computing(clock: SimpleNamespace) -> None:
