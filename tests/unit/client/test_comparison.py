@@ -63,6 +63,20 @@ def test_differences_over_the_tolerance_are_a_failure(
     assert result.exit_code == status, result.output
 
 
+def test_of_records_that_differ_stock_is_asked_how_far_it_differs_from_itself(
+    stand_in: StandIn,
+) -> None:
+    stand_in.will(PACKED, *[scored(0.5, 0.4)] * 2)
+    stand_in.will(scored(0.5, 0.4), scored(0.53, 0.4), scored(0.505, 0.4))
+    result = run(stand_in, stdin=f"{RECORD}\n{RECORD}")
+    assert result.exit_code == 1, result.output
+    assert result.stdout.endswith(
+        "Asked again for 1 of the 1 records that differ too much, one by one, SGLang's own path "
+        "differs from itself by 2.5e-02\n"
+    )
+    assert [seen.headers.get("x-prefill-only") for seen in stand_in.seen][-3:] == ["off"] * 3
+
+
 def test_what_a_path_refuses_is_reported_and_is_a_failure(stand_in: StandIn) -> None:
     stand_in.will(PACKED, scored(0.5, 0.4), Reply(400, '{"message": "too long"}'))
     stand_in.will(scored(0.5, 0.4), scored(0.5, 0.4))
