@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+from collections import deque
 from collections.abc import Mapping
 
 from sglang_prefill_ext.attach.carrier import PartAnswer
@@ -29,6 +30,9 @@ _WHOLE = -1.0
 _LATE_MS = 50.0
 """How long an engine may take to report that a deadline has passed."""
 
+_MOST_TIMES = 1 << 16
+"""Most latencies that wait to be taken."""
+
 
 class Dispatcher:
     """Serves packed requests by the replicas of `loads`.
@@ -37,6 +41,9 @@ class Dispatcher:
         replicas: has all that `loads` has.
         extra_work: most extra work of a division, as a share of the request's; None leaves it to
             how busy the fleet is.
+
+    Attributes:
+        took_s: latencies of answered requests, for whoever takes them out.
     """
 
     def __init__(
@@ -44,19 +51,24 @@ class Dispatcher:
     ) -> None:
         self.loads = loads
         self.attempts = Attempts(replicas, loads)
+        self.took_s: deque[float] = deque(maxlen=_MOST_TIMES)
         self._extra_work = extra_work
         self._homes: Homes[frozenset[ReplicaLoad]] = Homes()
 
     async def answer(self, rows: PackedRows, options: RequestOptions) -> PackedResult:
         """Serve a request; errors become a result, too. No part of it is under way afterwards."""
         late = options.deadline_ms and options.deadline_ms + _LATE_MS
+        begin_s = time.monotonic()
         try:
             async with within(late, "before all of its parts were answered"):
-                return await self._answer(rows, options)
+                answer = await self._answer(rows, options)
         except DeadlineExceededError as error:
             return PackedResult(Status.EXPIRED, str(error))
         except EngineUnavailableError as error:
             return PackedResult(Status.UNREACHABLE, str(error))
+        if answer.status is Status.OK:
+            self.took_s.append(time.monotonic() - begin_s)
+        return answer
 
     async def _answer(
         self, rows: PackedRows, options: RequestOptions, *, whole: bool = False

@@ -22,6 +22,12 @@ from sglang_prefill_ext.process.collector import Collector
 _REFUSED = "refused"
 """Shown in place of a `Health` for an engine that differs from the others."""
 
+_BUCKETS_S = (
+    *(1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5),
+    *(0.7, 1, 2, 5, 10, 30, math.inf),
+)
+"""Of latencies: fine where the limits of rankers lie."""
+
 _UNUSED = ReplicaState(0.0, Speed(0.0, math.inf))
 
 
@@ -66,7 +72,7 @@ class FleetExport:
     def __init__(self) -> None:
         # Imported late: at import it reads the variable with the directory that processes share.
         from prometheus_client import Counter as PrometheusCounter
-        from prometheus_client import Gauge
+        from prometheus_client import Gauge, Histogram
 
         def gauge(name: str, text: str, label: str = "replica") -> Any:
             full = f"sglang:prefill_only_fleet_{name}"
@@ -78,6 +84,11 @@ class FleetExport:
         self._engines = gauge("engines", "Engines in each state, where Ray starts them.", "state")
         self._counts = PrometheusCounter(
             "sglang:prefill_only_fleet_events", "Packed requests and their parts.", ["kind"]
+        )
+        self._took_s = Histogram(
+            "sglang:prefill_only_fleet_request_seconds",
+            "From a packed request to its joined answer.",
+            buckets=_BUCKETS_S,
         )
         self._exported: Counter[str] = Counter()
         self._shown: set[str] = set()
@@ -97,6 +108,8 @@ class FleetExport:
             self._engines.labels(name).set(fleet.deployment.get(name, 0))
         for kind, count in fleet.dispatcher.attempts.counts.items():
             self._counts.labels(kind).inc(count - self._exported[kind])
+        while fleet.dispatcher.took_s:
+            self._took_s.observe(fleet.dispatcher.took_s.popleft())
         self._exported = fleet.dispatcher.attempts.counts.copy()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -210,14 +211,17 @@ def test_other_routes_are_handed_on_whole(fleet: Routers, one: Client) -> None:
     assert fleet.client.generate(ids, 5) == one.generate(ids, 5)
     assert fleet.client.http.get("/v1/models").json()["data"][0]["id"]
     assert fleet.client.http.get("/nothing").status_code == 404
+    fleet.client.score(LARGE)
     metrics = ""
 
-    def shows_both() -> bool:  # once a second
+    def shows_all() -> bool:  # once a second
         nonlocal metrics
         metrics = fleet.client.http.get("/metrics").text
-        return metrics.count("sglang:prefill_only_fleet_replica_up{") == 2
+        answered = re.findall(r"\nsglang:prefill_only_fleet_request_seconds_count (.+)", metrics)
+        both = metrics.count("sglang:prefill_only_fleet_replica_up{") == 2
+        return both and sum(map(float, answered)) > 0
 
-    wait_until(shows_both)
+    wait_until(shows_all)
     assert 'gc_pause_seconds_count{role="fleet_router",server="fleet"' in metrics
     stock = fleet.client.http.post("/v1/score", json=TEXTS, headers=OPT_OUT)
     assert_same(stock.json(), one.score(TEXTS))

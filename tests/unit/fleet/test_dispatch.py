@@ -84,6 +84,8 @@ async def test_a_request_is_divided_and_its_answers_joined() -> None:
     assert [engine.asked for engine in engines] == [1, 1, 1]
     assert dispatcher.attempts.counts == {"requests": 1, "divided": 1, "parts": 3}
     assert_idle(dispatcher)
+    (took_s,) = dispatcher.took_s
+    assert 0 < took_s < 10
 
 
 async def test_without_extra_work_a_request_stays_whole() -> None:
@@ -108,6 +110,7 @@ async def test_a_part_that_fails_twice_ends_the_request_and_is_named(end: Status
     engines[0].ends, engines[1].ends = [end, end], [Status.OK, end, end]
     result = await dispatcher.answer(ROWS, OPTIONS)
     assert result.status is (end or Status.UNREACHABLE)
+    assert not dispatcher.took_s
     assert "Part 1 of 2 (10 rows, at" in result.message
     if end is Status.REJECTED:
         assert result.retry_after_s == 3.0

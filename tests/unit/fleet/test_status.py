@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -21,8 +21,9 @@ def shown(name: str, **labels: str) -> float | None:
 def test_an_engine_that_is_not_used_any_more_has_neither_work_nor_speed() -> None:
     now_s, loads, counts = time.monotonic(), Loads(), Counter[str]()
     replicas: dict[str, Any] = {"a": SimpleNamespace(url="a", offer=object())}
-    attempts = SimpleNamespace(attempts=SimpleNamespace(counts=counts))
-    parts = {"loads": loads, "replicas": replicas, "deployment": {}, "dispatcher": attempts}
+    took_s = deque([0.015, 3.0])
+    dispatcher = SimpleNamespace(attempts=SimpleNamespace(counts=counts), took_s=took_s)
+    parts = {"loads": loads, "replicas": replicas, "deployment": {}, "dispatcher": dispatcher}
     fleet, export = cast(Fleet, SimpleNamespace(**parts)), FleetExport()
 
     def gauges() -> tuple[float | None, ...]:
@@ -35,6 +36,7 @@ def test_an_engine_that_is_not_used_any_more_has_neither_work_nor_speed() -> Non
     counts["parts"] += 2
     up, waits_s, speed = gauges()
     assert (up, speed, shown("events_total", kind="parts")) == (1, 2, 2)
+    assert [shown("request_seconds_bucket", le=le) for le in ("0.01", "0.02", "+Inf")] == [0, 1, 2]
     assert waits_s is not None
     assert waits_s > 900
     del loads["a"]
@@ -42,3 +44,4 @@ def test_an_engine_that_is_not_used_any_more_has_neither_work_nor_speed() -> Non
     replicas.clear()
     assert gauges() == (0, 0, 0)
     assert shown("events_total", kind="parts") == 2
+    assert shown("request_seconds_count") == 2
