@@ -65,6 +65,8 @@ class FrontendMetrics:
                 counter = new_metric("Counter", name, text, (*prometheus_labels, *more))
                 # Totals exist from the start, so that alerts notice the first increment.
                 self._exported[name] = counter if more else counter.labels(**prometheus_labels)
+            for path in _PATHS:
+                self._exported["requests"].labels(**prometheus_labels, path=path)
 
     def record_packed(self, requests: int = 1) -> None:
         """Count requests answered on the packed path."""

@@ -174,6 +174,8 @@ def test_totals_are_exported_from_the_start(registry: CollectorRegistry) -> None
     FrontendMetrics(LABELS)
     name = "sglang:prefill_only_encoding_mismatches_total"
     assert registry.get_sample_value(name, LABELS) == 0
+    name = "sglang:prefill_only_requests_total"
+    assert registry.get_sample_value(name, LABELS | {"path": "failed"}) == 0
 
 
 def test_the_documented_metrics_are_those_that_are_exported(registry: CollectorRegistry) -> None:
