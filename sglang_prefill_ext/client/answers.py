@@ -25,7 +25,7 @@ TRY_LATER = "Try again later, or with fewer requests at a time."
 GIVE_TIME = "Give it a longer timeout_s, or fewer items."
 _REMEDIES = {
     401: "Give the server's key: api_key, or --api-key.",
-    404: "Check the address: it has no path, such as /v1, and the server is SGLang.",
+    404: "Check the address: it names an SGLang server, and does not end in /v1.",
 }
 
 _SHOWN_CHARACTERS = 500
