@@ -34,6 +34,9 @@ from sglang_prefill_ext.errors import PrefillExtError, RequestError
 
 Scores = NDArray[np.float64]
 
+_UNEXPLAINED = "not_generation"
+"""The reason that a server gives for a model of classes: it packs them, but cannot explain them."""
+
 
 @dataclass(slots=True)
 class Answers:
@@ -97,7 +100,8 @@ def compare(
     line, arguments = _first(records, label_token_ids)
     facts = explain(url, json.dumps(arguments).encode(), api_key=api_key)
     reason = f": {facts['reason']}" if facts["reason"] else ""
-    typer.echo(f"Line {line} takes the {facts['path']} path{reason}")
+    if facts["reason"] != _UNEXPLAINED:
+        typer.echo(f"Line {line} takes the {facts['path']} path{reason}")
     with interrupted_at_once(), PrefillClient(url, api_key=api_key) as client:
 
         def asked(*, stock: bool) -> Answers:

@@ -63,6 +63,16 @@ def test_differences_over_the_tolerance_are_a_failure(
     assert result.exit_code == status, result.output
 
 
+@pytest.mark.parametrize(("reason", "said"), [("no_items", True), ("not_generation", False)])
+def test_nothing_is_said_of_a_path_that_cannot_be_explained(
+    stand_in: StandIn, reason: str, said: bool
+) -> None:
+    stand_in.will(Reply(200, json.dumps({"path": "stock", "reason": reason})))
+    result = run(stand_in)
+    assert result.exit_code == 0, result.output
+    assert (f"Line 1 takes the stock path: {reason}\n" in result.stdout) == said
+
+
 def test_what_a_path_refuses_is_reported_and_is_a_failure(stand_in: StandIn) -> None:
     stand_in.will(PACKED, scored(0.5, 0.4), Reply(400, '{"message": "too long"}'))
     stand_in.will(scored(0.5, 0.4), scored(0.5, 0.4))
