@@ -78,7 +78,7 @@ class ServerUnavailableError(ClientError):
 
 
 class UnexpectedAnswerError(ClientError):
-    """Something answered with HTTP 200, but not as an SGLang server does."""
+    """Something answered with HTTP 200, but not as an SGLang server does, or not for the labels."""
 
 
 class ServerStartError(PrefillExtError):

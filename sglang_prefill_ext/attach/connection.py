@@ -15,7 +15,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from sglang_prefill_ext.attach import messages
-from sglang_prefill_ext.attach.address import stranger_at
+from sglang_prefill_ext.attach.address import ENGINE_FLAG, stranger_at
 from sglang_prefill_ext.attach.mailbox import Mailbox, socket_of
 from sglang_prefill_ext.attach.session import Session
 from sglang_prefill_ext.errors import EngineUnavailableError
@@ -60,7 +60,7 @@ class EngineConnection:
         self._hello_s = 0.0
         self._session: Session | None = None
         self._attached = asyncio.Event()
-        self._why = f"No engine answers at {path}. Start it, or wait until it is ready."
+        self._why = f"No engine answers at {path}. Start one with {ENGINE_FLAG}, or wait for it."
 
     @property
     def session(self) -> Session:

@@ -77,7 +77,7 @@ def config_of(server_args: Any) -> PrefillOnlyConfig | None:
 
 
 def _apply_or_exit(groups: tuple[Group, ...]) -> None:
-    if Group.SCHEDULER in groups and _is_on_our_platform():
+    if Group.SCHEDULER in groups and is_on_our_platform():
         groups = (*groups, Group.CPU)
     try:
         patches.apply(groups)
@@ -87,7 +87,8 @@ def _apply_or_exit(groups: tuple[Group, ...]) -> None:
         raise SystemExit(f"--enable-prefill-only cannot be honoured.\n{error}") from error
 
 
-def _is_on_our_platform() -> bool:
+def is_on_our_platform() -> bool:
+    """Whether SGLang found no device of its own, and runs on the CPU platform of this package."""
     # Imported here, so that with the flag off the plugin does not trigger platform discovery.
     from sglang.srt.platforms import current_platform
 

@@ -18,11 +18,15 @@ from sglang_prefill_ext.errors import (
     ServerBusyError,
     ServerRefusedError,
     ServerUnavailableError,
+    UnexpectedAnswerError,
 )
 
 TRY_LATER = "Try again later, or with fewer requests at a time."
 GIVE_TIME = "Give it a longer timeout_s, or fewer items."
-_GIVE_KEY = "Give the server's key: api_key, or --api-key."
+_REMEDIES = {
+    401: "Give the server's key: api_key, or --api-key.",
+    404: "Check the address: it names an SGLang server, and does not end in /v1.",
+}
 
 _SHOWN_CHARACTERS = 500
 
@@ -54,11 +58,24 @@ def read_scores(answer: Any, items: int) -> Scores:
     )
 
 
-def join_scores(parts: Sequence[Scores]) -> Scores:
-    """Join the scores of parts of one item list, in order."""
+def join_scores(parts: Sequence[Scores], labels: int = 0) -> Scores:
+    """Join the scores of parts of one item list, in order.
+
+    Args:
+        labels: how many each item has; 0 for the classes of the model.
+
+    Raises:
+        UnexpectedAnswerError: there are more scores, or fewer.
+    """
     logprobs = [part.token_logprobs for part in parts if part.token_logprobs is not None]
+    scores = np.concatenate([part.scores for part in parts])
+    if labels and scores.shape[1] != labels:
+        raise UnexpectedAnswerError(
+            f"scores: {scores.shape[1]} for each item, and not for {labels} labels. A server of "
+            "classes or embeddings ignores labels. Ask one that generates, or leave them out."
+        )
     return Scores(
-        scores=np.concatenate([part.scores for part in parts]),
+        scores=scores,
         token_logprobs=np.concatenate(logprobs) if logprobs else None,
         prompt_tokens=sum(part.prompt_tokens for part in parts),
     )
@@ -101,7 +118,8 @@ def error_of(asked: str, status: int, headers: Mapping[str, str], text: str) -> 
         case 504:
             error = DeadlineExceededError(with_remedy(said, GIVE_TIME))
         case _:
-            error = ServerRefusedError(with_remedy(said, _GIVE_KEY) if status == 401 else said)
+            remedy = _REMEDIES.get(status)
+            error = ServerRefusedError(with_remedy(said, remedy) if remedy else said)
             error.status = status
             error.message = message_of(text)
     return error

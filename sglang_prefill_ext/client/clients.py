@@ -37,7 +37,7 @@ class PrefillClient(Methods[Scores, NDArray[np.float32], httpx.BaseTransport]):
         ServerBusyError: too much waits there, even after the repeats.
         ServerUnavailableError: no connection, or HTTP 503, even after the repeats.
         DeadlineExceededError: no answer within `Options.timeout_s`.
-        UnexpectedAnswerError: what answers is not an SGLang server.
+        UnexpectedAnswerError: what answers is not an SGLang server, or has no labels.
     """
 
     _kinds = (httpx.Client, httpx.HTTPTransport, grpc)

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -31,7 +31,8 @@ ApiKey = Annotated[
 Concurrency = Annotated[int, typer.Option(min=1, help="Records under way at a time.")]
 Timeout = Annotated[float | None, typer.Option(help="Most seconds for each record.")]
 LabelIds = Annotated[
-    str | None, typer.Option(help="Labels of records that have none, such as 1,2.")
+    str | None,
+    typer.Option(help="Labels of records that have none, such as 1,2; a classifier needs none."),
 ]
 FieldName = Annotated[
     str, typer.Option("--field", help="Field of a record that holds the text or token ids.")
@@ -97,7 +98,7 @@ def embed(
     """Embed the text of each record, and add embedding."""
 
     def answer(client: PrefillClient, fields: Fields, options: Options) -> Fields:
-        prompts = [field(fields, field_name)]
+        prompts = [_prompt(fields, field_name)]
         vectors = client.embed(prompts, dimensions=dimensions, adapter=adapter, options=options)
         return fields | {"embedding": vectors[0].tolist()}
 
@@ -117,7 +118,7 @@ def classify(
     """Classify the text of each record, and add logits."""
 
     def answer(client: PrefillClient, fields: Fields, options: Options) -> Fields:
-        prompts = [field(fields, field_name)]
+        prompts = [_prompt(fields, field_name)]
         logits = client.classify(prompts, adapter=adapter, options=options)
         return fields | {"logits": logits[0].tolist()}
 
@@ -130,13 +131,16 @@ def score_arguments(fields: Fields, default_labels: str | None) -> Fields:
     Raises:
         RequestError: a field is missing, or labels are no numbers.
     """
-    labels = fields.get("label_token_ids") or default_labels or field(fields, "label_token_ids")
     query, items = field(fields, "query"), field(fields, "items")
     return {
         "query": query,
         "items": [items] if isinstance(items, str) else items,
-        "label_token_ids": label_ids(labels),
+        "label_token_ids": label_ids(fields.get("label_token_ids") or default_labels),
     }
+
+
+def _prompt(fields: Fields, name: str) -> Any:
+    return field(fields, name, "Name another with --field.")
 
 
 COMMANDS = (score, rank, embed, classify)

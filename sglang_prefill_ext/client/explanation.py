@@ -44,7 +44,7 @@ def explain(base_url: str, body: bytes, *, api_key: str | None = None) -> dict[s
     if response.status_code == httpx.codes.NOT_FOUND:
         raise ConfigError(
             f"{exchange.without_secrets(base_url)} has no {EXPLAIN_PATH}. "
-            "Start the server with --enable-prefill-only."
+            "Start the server with --enable-prefill-only, or correct the address."
         )
     return exchange.answer_to(request, response)
 

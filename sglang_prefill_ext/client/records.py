@@ -26,6 +26,8 @@ Fields = dict[str, Any]
 _LONGEST_CELL = 2**31 - 1
 """Python's own limit, of the whole process, is 131,072 characters; a list of items has more."""
 
+_ONE_EACH = "Write one object per line."
+
 
 @dataclass(frozen=True, slots=True)
 class Record:
@@ -69,8 +71,8 @@ def records_of(source: IO[bytes]) -> Iterator[Record]:
     return read_csv(codecs.iterdecode(source, "utf-8-sig", errors="surrogateescape"))
 
 
-def label_ids(value: Any) -> Labels:
-    """Return label token ids that are given as a list or as text, ``1,2``."""
+def label_ids(value: Any) -> Labels | None:
+    """Return label token ids that are given as a list or as text, ``1,2``; None stays None."""
     if not isinstance(value, str):
         return value  # type: ignore[no-any-return]
     try:
@@ -81,10 +83,11 @@ def label_ids(value: Any) -> Labels:
         ) from error
 
 
-def field(fields: Fields, name: str) -> Any:
-    """Return a field that must be there."""
+def field(fields: Fields, name: str, remedy: str = "") -> Any:
+    """Return a field that must be there; what to do otherwise is `remedy`."""
     if fields.get(name) is None:
-        raise RequestError(f"{name}: missing; the record has {', '.join(fields) or 'no field'}.")
+        has = ", ".join(fields) or "no field"
+        raise RequestError(f"{name}: missing; the record has {has}. {remedy}".rstrip())
     return fields[name]
 
 
@@ -94,11 +97,11 @@ def _refuse(reason: str) -> Fields:
 
 def _parse(line: bytes) -> Fields:
     try:
-        found = json.loads(line)
+        found = json.loads(line.rstrip())
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"not JSON: {error}") from error
+        raise RequestError(f"not JSON: {error}. {_ONE_EACH}") from error
     if not isinstance(found, dict):
-        raise RequestError("not a JSON object. Write one object per line.")
+        raise RequestError(f"not a JSON object. {_ONE_EACH}")
     return found
 
 

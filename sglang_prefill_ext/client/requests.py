@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -99,7 +100,8 @@ def plan_score(
         if embed_overrides is not None:
             body |= embed_overrides.fields(part, len(listed))
         requests.append(Request(SCORE_PATH, body, len(listed[part]), read_scores))
-    return Plan(tuple(requests), join_scores)
+    each = len(labels[0] if per_item else labels)
+    return Plan(tuple(requests), partial(join_scores, labels=each))
 
 
 def plan_embed(

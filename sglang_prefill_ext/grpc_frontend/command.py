@@ -79,9 +79,15 @@ def serve_grpc(
 ) -> None:
     """Serve the gRPC API prefill_ext.v1 for a running engine, in separate processes."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s serve-grpc: %(message)s")
-    for file in (tls_key, tls_cert, client_ca, tokens):
+    files = {
+        "--tls-key": tls_key,
+        "--tls-cert": tls_cert,
+        "--client-ca": client_ca,
+        "--tokens": tokens,
+    }
+    for flag, file in files.items():
         if file is not None and not file.is_file():
-            raise ConfigError(f"{file} is not a file. Give the path of one.")
+            raise ConfigError(f"{flag}: {file} is not a file. Give the path of one.")
     engine = checked_path(str(attach), flag="--attach")
     require_private(engine.parent, flag="--attach")
     with reserved(host, port) as taken:

@@ -91,7 +91,7 @@ def plan(
     serving = Serving(sizes, used, number_bytes, expert_imbalance)
     found = forecasts(serving, gpus, wanted, load)
     console = Console()
-    console.print(table_of(found, f"{wanted}, {_told(load)}, {gpus} x {device}"))
+    console.print(table_of(found, f"{wanted}, {_told(load)}, {gpus} x {device}; times in ms"))
     for each in found:
         if each.why_not:
             console.print(f"{each.parallelism} does not fit: {each.why_not}.", highlight=False)

@@ -49,7 +49,8 @@ def attach_config(server_args: Any, _cls: type, args: argparse.Namespace) -> Non
     """AFTER `ServerArgs.from_cli_args`: keep our flags, which SGLang drops as unknown.
 
     Raises:
-        SystemExit: a knob is wrong, or the installed SGLang differs from the patch table.
+        SystemExit: a knob is wrong, there is no GPU and no `--device cpu`, or the installed SGLang
+            differs from the patch table.
     """
     _attach(server_args, vars(args))
 
@@ -114,6 +115,12 @@ def _attach(server_args: Any, values: dict[str, Any]) -> None:
         ask_for_replicas(server_args, config)
     except ConfigError as error:
         raise SystemExit(str(error)) from error
+    if server_args.device is None and activation.is_on_our_platform():
+        # SGLang fails later, at the device that it takes for a name.
+        raise SystemExit(
+            "SGLang finds no GPU here. Check the driver; or, for tests, run on the CPU with "
+            "--device cpu --dtype float32."
+        )
     _keep_out_of_access_log(server_args, FACTS_PATH)
     activation.attach(server_args, config)
 

@@ -77,6 +77,7 @@ def cases(model: Path, yaml: Path) -> dict[str, dict[str, Any]]:
         "two, slots": {"argv": [*enabled, *SCHEDULERS, "--max-total-tokens", "1"]},
         **{knob: {"argv": [*enabled, knob, value]} for knob, value in KNOBS.items()},
         "no number": {"argv": [*enabled, "--prefill-only-max-items", "many"]},
+        "no device": {"argv": ["--model-path", str(model), *ENABLE]},
         "knob alone": {"argv": [*argv, "--prefill-only-max-items", "5"]},
         "changed, on": {"argv": enabled, "changed": SCHEDULER_STEP},
         "changed, off": {"argv": argv, "changed": SCHEDULER_STEP, "parse_only": True},
@@ -155,6 +156,12 @@ def test_a_knob_that_is_no_number(outcomes: dict[str, Any]) -> None:
 def test_a_knob_without_the_flag(outcomes: dict[str, Any]) -> None:
     message = outcomes["knob alone"]["exit"]
     assert "--prefill-only-max-items has no effect without --enable-prefill-only" in message
+
+
+def test_a_machine_without_a_gpu_needs_a_device(outcomes: dict[str, Any]) -> None:
+    message = outcomes["no device"]["exit"]
+    assert message.startswith("SGLang finds no GPU here.")
+    assert "--device cpu" in message
 
 
 def test_a_changed_sglang_is_refused(outcomes: dict[str, Any]) -> None:

@@ -223,7 +223,7 @@ async def test_an_engine_that_goes_ends_its_calls_and_one_that_comes_takes_new_o
         path, FrontendMetrics(), StubCollector(), lambda s: changes.append(s is not None)
     )
     async with connection.running():
-        with pytest.raises(EngineUnavailableError, match="No engine answers at"):
+        with pytest.raises(EngineUnavailableError, match="--prefill-only-attach"):
             _ = connection.session
         assert not await connection.wait_attached(0.05)
         async with Broker(engine, path).running():

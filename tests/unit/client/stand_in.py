@@ -45,7 +45,8 @@ def value_of(item: Any) -> float:
 def answer(path: str, body: Json) -> Any:
     """The answer that SGLang would give."""
     if path == "/v1/score":
-        rows = [[value_of(item), 1 - value_of(item)] for item in body["items"]]
+        labels = np.atleast_2d(body["label_token_ids"] or [0, 0])[0]
+        rows = [[value_of(item), 1 - value_of(item)][: len(labels)] for item in body["items"]]
         logprobs = np.log(np.array(rows) + 1).tolist() if body["return_token_logprobs"] else None
         usage = {"prompt_tokens": 10 * len(rows)}
         return {"scores": rows, "token_logprobs": logprobs, "usage": usage}

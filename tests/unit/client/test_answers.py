@@ -24,6 +24,7 @@ from sglang_prefill_ext.errors import (
     ServerBusyError,
     ServerRefusedError,
     ServerUnavailableError,
+    UnexpectedAnswerError,
 )
 
 
@@ -41,6 +42,13 @@ def test_scores_without_log_probabilities() -> None:
     assert scores.token_logprobs is None
     assert scores.scores.tolist() == [[0.5, 0.25]] * 2
     assert scores.prompt_tokens == 14
+
+
+def test_scores_of_something_else_than_the_labels_are_refused() -> None:
+    part = read_scores({"scores": [[0.5, 0.25, 0.25]], "usage": {"prompt_tokens": 7}}, 1)
+    assert join_scores([part]).scores.shape == join_scores([part], 3).scores.shape
+    with pytest.raises(UnexpectedAnswerError, match="3 for each item, and not for 2 labels"):
+        join_scores([part], 2)
 
 
 def test_log_probabilities_are_joined_like_scores() -> None:
@@ -98,6 +106,7 @@ def test_any_body_has_a_message(body: Any) -> None:
         (504, DeadlineExceededError, "why. Give it a longer timeout_s"),
         (400, ServerRefusedError, "why"),
         (401, ServerRefusedError, "why. Give the server's key"),
+        (404, ServerRefusedError, "why. Check the address"),
         (500, ServerRefusedError, "why"),
     ],
 )

@@ -259,7 +259,8 @@ IDS = ([1, 2], [[3], [4, 5]], [1, 2])
 def test_token_ids_go_as_arrays_to_a_server_that_says_it_reads_them(
     ask: Ask, stand_in: StandIn
 ) -> None:
-    scores = json.dumps(answer("/v1/score", {"items": IDS[1], "return_token_logprobs": False}))
+    body = {"items": IDS[1], "label_token_ids": IDS[2], "return_token_logprobs": False}
+    scores = json.dumps(answer("/v1/score", body))
     refusal = Reply(400, '{"message": "Input should be a valid string"}')
     stand_in.will(Reply(200, scores, SAYS), Reply(200, scores), refusal)
     ask(stand_in.url, "score", *IDS, times=4)
@@ -278,7 +279,8 @@ def test_a_stock_server_only_sees_lists(ask: Ask, stand_in: StandIn) -> None:
 
 
 def test_what_a_server_that_reads_arrays_refuses_is_asked_once(ask: Ask, stand_in: StandIn) -> None:
-    scores = json.dumps(answer("/v1/score", {"items": IDS[1], "return_token_logprobs": False}))
+    body = {"items": IDS[1], "label_token_ids": IDS[2], "return_token_logprobs": False}
+    scores = json.dumps(answer("/v1/score", body))
     stand_in.will(Reply(200, scores, SAYS), Reply(400, '{"message": "no such token"}', SAYS))
     with pytest.raises(ServerRefusedError, match="no such token"):
         ask(stand_in.url, "score", *IDS, times=2)

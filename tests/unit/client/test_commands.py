@@ -37,14 +37,14 @@ def lines(*records: Any) -> str:
 def test_score_adds_scores_to_what_was_there(stand_in: StandIn, tmp_path: Path) -> None:
     file = tmp_path / "in.jsonl"
     record = {"id": 7, **QUERY, "label_token_ids": [4, 5]}
-    file.write_text(lines(record, {"query": [1], "items": [[2]], "label_token_ids": "6"}))
+    file.write_text(lines(record, {"query": [1], "items": [[2]], "label_token_ids": "6,7"}))
     result = run(stand_in, "score", str(file))
     assert result.exit_code == 0, result.output
     first, second = answers(result)
     assert first == record | {"scores": [[value_of(i), 1 - value_of(i)] for i in "acb"]}
     assert second["scores"] == [[value_of([2]), 1 - value_of([2])]]
     bodies = sorted((seen.body["label_token_ids"], seen.body["query"]) for seen in stand_in.seen)
-    assert bodies == [([4, 5], "q"), ([6], [1])]
+    assert bodies == [([4, 5], "q"), ([6, 7], [1])]
 
 
 def test_rank_sorts_and_keeps_the_top(stand_in: StandIn, tmp_path: Path) -> None:
@@ -83,16 +83,29 @@ def test_an_adapter_is_sent_by_its_name(stand_in: StandIn, command: str) -> None
 
 def test_bad_records_are_named_and_cost_only_themselves(stand_in: StandIn) -> None:
     good = json.dumps(QUERY | {"label_token_ids": [1]})
-    stdin = "\n".join([good, "{", "", '{"query": "q"}', json.dumps(QUERY), good])
+    no_number = json.dumps(QUERY | {"label_token_ids": "yes"})
+    stdin = "\n".join([good, "{", "", '{"query": "q"}', no_number, good])
     result = run(stand_in, "score", stdin=stdin)
     assert result.exit_code == 1
     assert len(answers(result)) == 2
     reported = [line for line in result.stderr.splitlines() if line.startswith("line ")]
     assert [line.split(": ")[:2] for line in reported] == [
         ["line 2", "not JSON"],
-        ["line 4", "label_token_ids"],
+        ["line 4", "items"],
         ["line 5", "label_token_ids"],
     ]
+
+
+@pytest.mark.parametrize("command", ["score", "rank"])
+def test_classes_are_asked_for_without_labels(stand_in: StandIn, command: str) -> None:
+    result = run(stand_in, command, stdin=lines(QUERY))
+    assert result.exit_code == 0, result.output
+    assert [seen.body["label_token_ids"] for seen in stand_in.seen] == [None]
+
+
+def test_a_missing_text_may_be_in_another_field(stand_in: StandIn) -> None:
+    result = run(stand_in, "embed", stdin=lines({"body": "a"}))
+    assert "line 1: text: missing; the record has body. Name another with --field." in result.stderr
 
 
 def test_what_the_server_refuses_is_reported_with_its_line(stand_in: StandIn) -> None:

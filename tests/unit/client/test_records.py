@@ -40,6 +40,7 @@ def test_lines_of_json_each_stand_alone() -> None:
     assert [line for line, _ in found] == [1, 4, 5, 6, 7]
     assert found[0][1] == {"a": 1}
     assert found[1][1].startswith("not JSON: ")
+    assert found[1][1].endswith(". Write one object per line.")
     assert found[2][1] == "not a JSON object. Write one object per line."
     assert found[3][1].startswith("not JSON: ")
     assert found[4][1] == {"a": "é"}

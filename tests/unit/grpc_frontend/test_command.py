@@ -100,8 +100,8 @@ def test_a_file_that_no_front_end_could_use_is_refused(
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--tokens=/missing"], "/missing is not a file"),
-        (["--tls-key=/dev/null/x"], "is not a file"),
+        (["--tokens=/missing"], "--tokens: /missing is not a file"),
+        (["--tls-key=/dev/null/x"], "--tls-key: /dev/null/x is not a file"),
         (["--host=192.0.2.1"], "cannot be used"),
     ],
 )
