@@ -57,7 +57,7 @@ class DeadlineExceededError(PrefillExtError):
 
 
 class EngineUnavailableError(PrefillExtError):
-    """A front end in another process reaches no engine (gRPC UNAVAILABLE)."""
+    """The engine has gone, or is shutting down (HTTP 503, gRPC UNAVAILABLE)."""
 
 
 class ClientError(PrefillExtError):

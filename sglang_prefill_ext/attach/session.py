@@ -60,7 +60,6 @@ class Session:
         self.scoring, self.embedding = ScoreFrontend(self.path), EmbedFrontend(self.path)
         self._send_rows, self._send = send_rows, send
         self._stock: dict[str, asyncio.Future[messages.StockAnswer]] = {}
-        self._closed = ""
 
     @property
     def in_flight(self) -> int:
@@ -73,8 +72,7 @@ class Session:
 
     def close(self, why: str) -> None:
         """End every call: the engine has gone."""
-        self._closed = why
-        self.exchange.deliver_to_all(PackedResult(Status.UNREACHABLE, why))
+        self.exchange.close(why)
         for rid in self._stock:
             self.end_stock(rid, EngineUnavailableError(why))
 
@@ -109,12 +107,10 @@ class Session:
         yield
 
     def send(self, rid: str, rows: PackedRows, options: RequestOptions) -> None:
-        self._require_open()
         self._send_rows(rid, rows, options)
 
     def abort(self, rid: str) -> None:
-        if not self._closed:
-            self._send(messages.Abort(rid))
+        self._send(messages.Abort(rid))
 
     def encode(
         self, texts: Sequence[str | tuple[str, str]], *, continued: bool = False
@@ -137,7 +133,7 @@ class Session:
         Raises:
             PrefillExtError: the call ended badly, or the engine has gone.
         """
-        self._require_open()
+        self.exchange.require_open()
         future: asyncio.Future[messages.StockAnswer] = asyncio.get_running_loop().create_future()
         self._stock[call.rid] = future
         try:
@@ -145,9 +141,5 @@ class Session:
             return await future
         finally:
             del self._stock[call.rid]
-            if future.cancelled() and not self._closed:
-                self._send(messages.Abort(call.rid))
-
-    def _require_open(self) -> None:
-        if self._closed:
-            raise EngineUnavailableError(self._closed)
+            if future.cancelled() and not self.exchange.closed:
+                self.abort(call.rid)

@@ -159,7 +159,7 @@ class Router:
 
 def _error_response(error: PrefillExtError) -> Response:
     """Return the answer to a request that ends with an error, in the form of OpenAI's routes."""
-    status = end_by(error).http or _UNAVAILABLE
+    status = end_by(error).http
     body = {
         "object": "error",
         "message": str(error),

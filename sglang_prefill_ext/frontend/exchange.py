@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from itertools import count
 from typing import Any
 
-from sglang_prefill_ext.errors import PrefillExtError
+from sglang_prefill_ext.errors import EngineUnavailableError, PrefillExtError
 from sglang_prefill_ext.frontend.client_wait import outcome_while_connected, within
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.scheduler_link import SchedulerLink
@@ -50,11 +50,13 @@ class PackedExchange:
     Attributes:
         declined_reason: why all calls of this process take the stock path; None if they do not.
         tokens: sum of the tokens in these requests; a shared prefix counts once.
+        closed: why nothing is answered any more; empty until `close`.
     """
 
     def __init__(self, link: SchedulerLink, *, max_row_tokens: int) -> None:
         self.declined_reason: StockReason | None = None
         self.tokens = 0
+        self.closed = ""
         self._link = link
         self._max_row_tokens = max_row_tokens
         self._pending: dict[str, asyncio.Future[PackedResult]] = {}
@@ -69,10 +71,16 @@ class PackedExchange:
         if future is not None and not future.done():
             future.set_result(answer)
 
-    def deliver_to_all(self, answer: PackedResult) -> None:
-        """Hand an answer to every call that is still waiting."""
+    def close(self, why: str) -> None:
+        """End every call, as the engine has gone; further ones are refused."""
+        self.closed = why
         for rid in self._pending:
-            self.deliver(rid, answer)
+            self.deliver(rid, PackedResult(Status.UNREACHABLE, why))
+
+    def require_open(self) -> None:
+        """Raises: EngineUnavailableError: the exchange is closed."""
+        if self.closed:
+            raise EngineUnavailableError(self.closed)
 
     def admitted(
         self, options: RequestOptions, request: Any = None
@@ -113,7 +121,7 @@ class PackedExchange:
             PackedForwardError: the forward failed.
             ServerBusyError: too much waits already.
             DeadlineExceededError: the deadline of `options` could not be met.
-            EngineUnavailableError: the engine of a front end in another process has gone.
+            EngineUnavailableError: the engine has gone.
             RequestError: that engine has no LoRA adapter of the requested name.
         """
         self.require_fitting(int(rows.suffix_lens.max()), prefix_tokens=rows.prefix_len)
@@ -149,7 +157,9 @@ class PackedExchange:
 
         Raises:
             RequestAbortedError: the client left.
+            EngineUnavailableError: the engine has gone.
         """
+        self.require_open()
         rid = unique_name("packed-")
         future: asyncio.Future[PackedResult] = asyncio.get_running_loop().create_future()
         self._pending[rid] = future
@@ -162,7 +172,7 @@ class PackedExchange:
         finally:
             del self._pending[rid]
             self.tokens -= len(rows.tokens)
-            if answer is None:
+            if answer is None and not self.closed:
                 self._link.abort(rid)
 
 

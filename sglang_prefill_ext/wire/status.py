@@ -20,8 +20,7 @@ from sglang_prefill_ext.wire.stock_reason import StockReason
 class Status(StrEnum):
     """How a packed request ended.
 
-    A scheduler reports all but the last two. Only front ends in other processes get those, from
-    what lies between them and the scheduler.
+    A scheduler reports all but the last two, which come from what lies between it and a front end.
     """
 
     OK = "ok"
@@ -33,7 +32,7 @@ class Status(StrEnum):
     NOT_FINITE = "not_finite"  # its values are NaN, also when it ran alone
     NO_ROOM = "no_room"  # no KV slots to keep its prefix between forwards; the stock path can wait
     UNFIT = "unfit"  # one of its rows is too long for any forward
-    UNREACHABLE = "unreachable"  # the engine has gone
+    UNREACHABLE = "unreachable"  # the engine has gone, or is shutting down
     UNKNOWN_ADAPTER = "unknown_adapter"  # the engine has no adapter of the name in the request
 
 
@@ -52,7 +51,7 @@ class BadEnd(NamedTuple):
     """How a request that ends without an answer is reported.
 
     Attributes:
-        http: status; 0 for an end that does not occur in the engine's own HTTP server.
+        http: status.
         grpc: name of the status code.
         counted: the outcome that metrics count the request under.
     """
@@ -79,9 +78,9 @@ _FAILED = BadEnd(Status.FAILED, PackedForwardError, 500, "INTERNAL", "failed")
 BAD_ENDS = (
     BadEnd(Status.UNKNOWN_ADAPTER, RequestError, 400, "INVALID_ARGUMENT", "refused"),
     BadEnd(Status.REJECTED, ServerBusyError, 429, "RESOURCE_EXHAUSTED", "rejected"),
-    BadEnd(Status.ABORTED, RequestAbortedError, 503, "ABORTED", "aborted"),
     BadEnd(Status.EXPIRED, DeadlineExceededError, 504, "DEADLINE_EXCEEDED", "expired"),
-    BadEnd(Status.UNREACHABLE, EngineUnavailableError, 0, "UNAVAILABLE", "failed"),
+    BadEnd(Status.UNREACHABLE, EngineUnavailableError, 503, "UNAVAILABLE", "failed"),
+    BadEnd(Status.ABORTED, RequestAbortedError, 503, "ABORTED", "aborted"),
     _FAILED,
 )
 _BY_STATUS = {end.status: end for end in BAD_ENDS}
@@ -94,7 +93,7 @@ def end_with(status: Status) -> BadEnd:
 
 
 def end_with_http(status: int) -> BadEnd:
-    """Return the bad end that has this HTTP status; any other status is a failure."""
+    """Return the bad end that has this HTTP status, of two the latter; any other is a failure."""
     return _BY_HTTP.get(status, _FAILED)
 
 

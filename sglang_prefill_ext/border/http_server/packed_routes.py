@@ -16,7 +16,7 @@ from sglang.srt.entrypoints.openai.protocol import UsageInfo
 from sglang.srt.managers.io_struct import GenerateReqInput
 from starlette.responses import Response
 
-from sglang_prefill_ext.border.http_server.fast_route import error_response, shorten
+from sglang_prefill_ext.border.http_server.fast_route import error_response, refusal, shorten
 from sglang_prefill_ext.border.http_server.own_routes import EXPLAIN_PATH, SERVER_MODULE
 from sglang_prefill_ext.border.tokenizer_manager.call_context import CallContext, counted
 from sglang_prefill_ext.border.tokenizer_manager.direct_generate import DirectGenerate
@@ -37,6 +37,9 @@ from sglang_prefill_ext.frontend.token import generate_api
 _Stock: TypeAlias = Callable[[PrefillOnlyConfig], tuple[bytes, BodyOverrides | None]]
 _StockOf: TypeAlias = Callable[[bytes, PrefillOnlyConfig], tuple[bytes, BodyOverrides | None]]
 
+_OLLAMA_ROUTES = ("ollama_chat", "ollama_generate")
+"""Names of the routes, whose paths an operator may change."""
+
 _USAGE = UsageInfo().model_dump()
 
 
@@ -54,6 +57,9 @@ def shorten_routes(app: Any, server: PrefillServer) -> None:
             shorten(app, path, _as_it_is)
     if server.tokens is not None:
         shorten(app, "/generate", partial(_generate, DirectGenerate(server, server.tokens)))
+        ollama = (route for route in app.routes if getattr(route, "name", "") in _OLLAMA_ROUTES)
+        for path in [route.path for route in ollama]:
+            shorten(app, path, partial(_with_right_headers, server))
 
 
 async def _score(server: PrefillServer, body: bytes, context: CallContext) -> Response | bytes:
@@ -156,6 +162,18 @@ async def _answered(
 
 
 async def _as_it_is(body: bytes, _context: CallContext) -> bytes:
+    return body
+
+
+async def _with_right_headers(
+    server: PrefillServer, body: bytes, context: CallContext
+) -> Response | bytes:
+    """Refuse wrong headers here, as the route would answer HTTP 500."""
+    try:
+        with counted(server.path.metrics, context):
+            context.options()
+    except RequestError as error:
+        return refusal(error)
     return body
 
 

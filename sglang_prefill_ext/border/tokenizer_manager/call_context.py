@@ -26,7 +26,7 @@ from sglang_prefill_ext.wire.stock_reason import StockReason
 
 logger = logging.getLogger(__name__)
 
-HTTP_ANSWERED = tuple(end.error for end in BAD_ENDS if end.http and end.error is not RequestError)
+HTTP_ANSWERED = tuple(end.error for end in BAD_ENDS if end.error is not RequestError)
 """Errors that get their HTTP status here; SGLang itself answers a `RequestError` with 400."""
 
 LEFT_TO_SGLANG = (StockPathTaken, RequestError, HTTPException, UnicodeError)

@@ -28,6 +28,8 @@ from sglang_prefill_ext.wire.arrays import EmbeddingKind
 from sglang_prefill_ext.wire.packed import PackedRows
 
 _STATUS_TIMEOUT_S = 5.0
+_SHUT_DOWN = "The server is shutting down. Send the request to another one."
+_LOOP_ENDED = "The event loop of the first call has ended. Make all calls of an engine in one loop."
 
 
 class TokenizerManagerLink:
@@ -42,11 +44,12 @@ class TokenizerManagerLink:
         self.encode, self.encode_joined = self.texts.encode, self.texts.encode_joined
         self.exchange = PackedExchange(self, max_row_tokens=config.max_forward_tokens)
         self._statuses: Questions[dict[str, Any]] = Questions()
+        self._receives = False
 
     @asynccontextmanager
     async def admission(self, request: Any = None) -> AsyncIterator[None]:
         manager = self._manager
-        manager.auto_create_handle_loop()
+        self._receive()
         async with manager.is_pause_cond:
             if manager.is_pause:
                 async with while_connected(request):
@@ -54,6 +57,21 @@ class TokenizerManagerLink:
         # Held until the answer is there, so that a weight update, which is the writer, waits.
         async with manager.model_update_lock.reader_lock:
             yield
+
+    def _receive(self) -> None:
+        """Have SGLang receive answers, and close the exchange when it does so no more.
+
+        On SIGTERM it ends its schedulers, and then its tasks. Requests that came meanwhile would
+        wait for ever, and the server for them.
+        """
+        self._manager.auto_create_handle_loop()
+        if not self._receives:
+            self._receives = True
+            for task in self._manager.asyncio_tasks:
+                task.add_done_callback(self._close)
+
+    def _close(self, _task: object) -> None:
+        self.exchange.close(_SHUT_DOWN if self._manager.gracefully_exit else _LOOP_ENDED)
 
     def send(self, rid: str, rows: PackedRows, options: RequestOptions) -> None:
         self._manager._dispatch_to_scheduler(PackedRowsReq.of(rid, rows, options))
@@ -101,7 +119,7 @@ class TokenizerManagerLink:
         """Ask every data-parallel replica for its status; those that do not answer in time are left
         out."""
         manager = self._manager
-        manager.auto_create_handle_loop()
+        self._receive()
 
         def ask(rid: str) -> None:
             manager._dispatch_to_scheduler(PackedStatusReq(rid=rid))

@@ -9,6 +9,8 @@ import random
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +60,7 @@ def production(
     flags += ("--served-model-name", NAME, "--api-key", KEY)
     flags += ("--enable-request-time-stats-logging", "--crash-dump-folder", str(folder / "crash"))
     flags += ("--enable-trace", "--otlp-traces-endpoint", collector.address)
-    env = {"SGLANG_OTLP_EXPORTER_SCHEDULE_DELAY_MILLIS": "50"}
+    env = {"SGLANG_OTLP_EXPORTER_SCHEDULE_DELAY_MILLIS": "50", "SGLANG_TIMEOUT_KEEP_ALIVE": "300"}
     with serving(model_dir("micro"), "production", *flags, env=env) as running:
         running.client.http.headers["authorization"] = f"Bearer {KEY}"
         yield running
@@ -214,14 +216,26 @@ def test_what_is_under_way_is_answered_before_the_server_ends(production: Servin
     server, client = production
     seen = server.log_path.stat().st_size
     assert server.pid is not None
-    with ThreadPoolExecutor() as pool:
+
+    def draining(requests: int) -> bool:
+        line = f"Remaining number of requests {requests}".encode()
+        return line in server.log_path.read_bytes()[seen:]
+
+    with ThreadPoolExecutor() as pool, closing(HTTPConnection(server.host, server.port)) as late:
+        headers = {**client.http.headers, "content-type": "application/json"}
+        late.request("GET", "/model_info", headers=headers)
+        late.getresponse().read()
         with stopped(scheduler_pid(server)):
             with passing_on(client):
                 reply = pool.submit(client.score, score_body(13, 30, [3, 5]))
             os.kill(server.pid, signal.SIGTERM)
-            wait_until(
-                lambda: b"Remaining number of requests 1" in server.log_path.read_bytes()[seen:]
-            )
+            wait_until(lambda: draining(1))
             assert client.http.get("/health").status_code == 503
         assert len(reply.result()["scores"]) == 2
+        with stopped(scheduler_pid(server)):
+            wait_until(lambda: draining(0))
+            # The event loop stands still until the scheduler has ended, and reads this afterwards.
+            late.request("POST", "/v1/score", json.dumps(SCORE), headers)
+        answer = late.getresponse()
+        assert (answer.status, b"shutting down" in answer.read()) == (503, True)
     wait_until(lambda: not server.pids)

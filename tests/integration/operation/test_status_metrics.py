@@ -153,6 +153,8 @@ def test_refusals_are_counted(client: Client, stock: bool) -> None:
     [
         ("/generate", {"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 1}}),
         ("/v1/completions", {"model": "m", "prompt": [5, 6], "max_tokens": 1}),
+        ("/api/generate", {"model": "m", "prompt": "a", "options": {"num_predict": 1}}),
+        ("/api/chat", {"model": "m", "messages": [{"role": "user", "content": "a"}]}),
     ],
 )
 def test_wrong_headers_of_generations_are_counted(

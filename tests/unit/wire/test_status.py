@@ -45,7 +45,7 @@ def test_every_status_is_an_answer_the_stock_path_or_an_error() -> None:
 @pytest.mark.parametrize("end", BAD_ENDS, ids=lambda end: end.status)
 def test_an_end_is_found_by_all_that_tells_it(end: BadEnd) -> None:
     assert end_with(end.status) is end
-    assert end_with_http(end.http) is end
+    assert end_with_http(end.http).http == end.http
     assert end_by(end.error("why")) is end
 
 
@@ -55,6 +55,11 @@ def test_an_end_is_found_by_all_that_tells_it(end: BadEnd) -> None:
 )
 def test_other_errors_end_like_their_kind(kind: type[PrefillExtError], status: Status) -> None:
     assert end_by(kind("why")).status is status
+
+
+def test_an_end_of_the_stock_path_with_503_is_an_abort() -> None:
+    others = [end for end in BAD_ENDS if end.status is not Status.UNREACHABLE]
+    assert [end_with_http(end.http) for end in others] == others
 
 
 @pytest.mark.parametrize("status", [404, 502])

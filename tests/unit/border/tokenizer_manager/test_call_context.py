@@ -14,6 +14,7 @@ from sglang_prefill_ext.border.tokenizer_manager.call_context import (
 )
 from sglang_prefill_ext.errors import (
     DeadlineExceededError,
+    EngineUnavailableError,
     PackedForwardError,
     PrefillExtError,
     RequestAbortedError,
@@ -27,6 +28,7 @@ from sglang_prefill_ext.wire.stock_reason import StockReason
 
 CASES = [
     (RequestAbortedError, 503, "aborted"),
+    (EngineUnavailableError, 503, "failed"),
     (PackedForwardError, 500, "failed"),
     (ServerBusyError, 429, "rejected"),
     (DeadlineExceededError, 504, "expired"),

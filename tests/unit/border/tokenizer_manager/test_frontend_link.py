@@ -1,0 +1,68 @@
+"""The exchange closes when SGLang receives no answers any more."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sglang_prefill_ext.border.tokenizer_manager.frontend_link import TokenizerManagerLink
+from sglang_prefill_ext.config import PrefillOnlyConfig, TokenizerChoice
+from sglang_prefill_ext.errors import EngineUnavailableError
+from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.wire.arrays import int_array
+from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.read import Labels
+from sglang_prefill_ext.wire.status import Status
+from tests.unit.border.tokenizer_manager.test_text_hooks import model_config
+
+ROWS = PackedRows(int_array([5, 6]), 1, int_array([1]), Labels(int_array([7])))
+CONFIG = PrefillOnlyConfig(tokenizer=TokenizerChoice.HUGGINGFACE)
+
+
+class Manager:
+    """What SGLang's manager has, as far as it receives answers; a scheduler that gives none."""
+
+    def __init__(self) -> None:
+        self.tokenizer = SimpleNamespace(is_fast=False)
+        self.model_config = model_config()
+        self.model_update_lock = SimpleNamespace(reader_lock=asyncio.Lock())
+        self.is_pause, self.is_pause_cond = False, asyncio.Condition()
+        self.gracefully_exit = False
+        self.asyncio_tasks: set[asyncio.Task[Any]] = set()
+        self.sent: list[Any] = []
+        self.asked = asyncio.Event()
+
+    def _dispatch_to_scheduler(self, message: Any) -> None:
+        self.sent.append(message)
+        self.asked.set()
+
+    def auto_create_handle_loop(self) -> None:
+        if not self.asyncio_tasks:
+            self.asyncio_tasks.add(asyncio.create_task(asyncio.Event().wait()))
+
+
+async def ask(link: TokenizerManagerLink) -> Any:
+    async with link.exchange.admitted(RequestOptions()):
+        return await link.exchange.round_trip(ROWS, RequestOptions(), None)
+
+
+@pytest.mark.parametrize(
+    ("shuts_down", "why"), [(True, "is shutting down"), (False, "event loop .* has ended")]
+)
+async def test_requests_end_once_nothing_receives_answers(shuts_down: bool, why: str) -> None:
+    manager = Manager()
+    link = TokenizerManagerLink(manager, CONFIG, FrontendMetrics())
+    asked = asyncio.create_task(ask(link))
+    await manager.asked.wait()
+    manager.gracefully_exit = shuts_down
+    for task in manager.asyncio_tasks:
+        task.cancel()
+    answer = await asked
+    assert answer.status is Status.UNREACHABLE
+    with pytest.raises(EngineUnavailableError, match=why):
+        await ask(link)
+    assert len(manager.sent) == 1  # neither the second request nor an abort
