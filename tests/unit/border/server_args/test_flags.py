@@ -42,7 +42,7 @@ def test_what_routers_ask_each_second_is_not_in_the_access_log(
     monkeypatch: pytest.MonkeyPatch, enabled: bool, given: list[str], left_out: list[str]
 ) -> None:
     monkeypatch.setattr(activation, "attach", lambda *_: None)
-    server_args = SimpleNamespace(uvicorn_access_log_exclude_prefixes=given)
+    server_args = SimpleNamespace(device="cpu", uvicorn_access_log_exclude_prefixes=given)
     flags.attach_config(server_args, type, Namespace(enable_prefill_only=enabled))
     found = server_args.uvicorn_access_log_exclude_prefixes
     assert found == left_out
