@@ -121,5 +121,9 @@ class ForkedServer(LocalServer):
 
     _popen: ClassVar[type[subprocess.Popen[bytes]]] = Popen
 
+    def _is_healthy(self) -> bool:
+        """Whether the log says so, after a first request; ``GET /health`` takes a second more."""
+        return b"fired up and ready" in self.log_path.read_bytes()
+
     def stop(self, grace_s: float = 0.0) -> None:
         super().stop(grace_s)
