@@ -152,6 +152,8 @@ def _run(request: dict[str, Any], files: Sequence[int]) -> NoReturn:
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [path for path in paths if path and path not in sys.path]
     _number(dict(zip(request["files"], files, strict=True)))
     _give_fork_server()
     options = request["command"][1:]
@@ -214,6 +216,8 @@ def _import() -> None:
         for module in MODULES:
             importlib.import_module(module)
         guard.check_all(PATCHES, USES)
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        importlib.import_module("tests.interpreting").install()
     for file in held:
         os.close(file)
 
