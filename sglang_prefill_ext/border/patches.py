@@ -146,13 +146,10 @@ def _rebind(changes: Sequence[tuple[object, object]]) -> None:
     """
     functions = {id(unbound(old)): unbound(new) for old, new in changes}
     for module in list(sys.modules.values()):
-        if not isinstance(module, ModuleType):
-            continue
-        if functions.keys().isdisjoint(map(id, vars(module).values())):
-            continue
-        for name, value in list(vars(module).items()):
-            if id(value) in functions:
-                setattr(module, name, functions[id(value)])
+        if isinstance(module, ModuleType):
+            for name, value in list(vars(module).items()):
+                if id(value) in functions:
+                    setattr(module, name, functions[id(value)])
 
 
 def _verify(changes: Sequence[_Applied]) -> Iterator[Mismatch]:

@@ -19,7 +19,7 @@ class Startup:
     """
 
     def __init__(self, begun_s: Callable[[], float]) -> None:
-        self._begun_s = begun_s
+        self._begun_s, self._last_s = begun_s, 0.0
         self._stages: dict[str, float] = {}
 
     def mark(self, stage: str) -> None:
