@@ -136,7 +136,7 @@ class LocalServer:
             raise ServerStartError("wait_ready() needs a running server; call start() first.")
         begin = time.monotonic()
         while True:
-            healthy = is_healthy(self.host, self.port)
+            healthy = self._is_healthy()
             waited = time.monotonic() - begin
             if self._process.poll() is not None:
                 raise self._start_error(f"exited with status {self._process.returncode}")
@@ -199,6 +199,9 @@ class LocalServer:
             return ""
         text = self.log_path.read_text(encoding="utf-8", errors="replace")
         return "\n".join(text.splitlines()[-lines:])
+
+    def _is_healthy(self) -> bool:
+        return is_healthy(self.host, self.port)
 
     def _start_error(self, what: str) -> ServerStartError:
         return ServerStartError(

@@ -1,5 +1,6 @@
 """Byte-level BPE tokenizers, trained on the spot."""
 
+from functools import cache
 from itertools import chain, repeat
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -87,17 +88,7 @@ def train_tokenizer(
         images: it has `IMAGE_TOKENS`, too.
     """
     more = IMAGE_TOKENS if images else {}
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(  # type: ignore[no-untyped-call]
-        vocab_size=vocabulary,
-        special_tokens=[PAD_TOKEN, TURN_START, TURN_END, *more.values()],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    answers = chain.from_iterable(repeat(ANSWERS, _ANSWER_LINES if reranker else 0))
-    bpe.train_from_iterator(chain(corpus.lines(), answers), trainer)
+    bpe = Tokenizer.from_str(_trained(vocabulary, tuple(more.values()), reranker))
     if token_types:
         second = token_types - 1
         bpe.post_processor = processors.TemplateProcessing(
@@ -122,6 +113,23 @@ def train_tokenizer(
     if not token_types:
         label_ids(tokenizer)
     return tokenizer
+
+
+@cache  # a process may make many models, nearly all with the same tokens
+def _trained(vocabulary: int, more: tuple[str, ...], reranker: bool) -> str:
+    """The tokens and their merges, as JSON."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(  # type: ignore[no-untyped-call]
+        vocab_size=vocabulary,
+        special_tokens=[PAD_TOKEN, TURN_START, TURN_END, *more],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    answers = chain.from_iterable(repeat(ANSWERS, _ANSWER_LINES if reranker else 0))
+    bpe.train_from_iterator(chain(corpus.lines(), answers), trainer)
+    return bpe.to_str()
 
 
 def rendered(tokenizer: PreTrainedTokenizerFast) -> str:

@@ -11,7 +11,7 @@ import pkgutil
 import textwrap
 import tokenize
 from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache
+from functools import cache
 from types import CodeType, ModuleType
 from typing import Any
 
@@ -54,11 +54,17 @@ def signature_text(function: Callable[..., Any]) -> str:
 def source_of(value: Any) -> str:
     """The dedented source of a function or class; empty where Python has none."""
     try:
-        return textwrap.dedent(inspect.getsource(value))
+        return _source_of(value)
     except (OSError, TypeError):
         return ""
 
 
+@cache  # both checks of a target read it, and so does every process that is forked after a check
+def _source_of(value: Any) -> str:
+    return textwrap.dedent(inspect.getsource(value))
+
+
+@cache
 def names_in(source: str) -> frozenset[str]:
     """Every name and dotted name in the source: ``self``, ``self.queue``, ``self.queue.pop``.
 
@@ -117,7 +123,7 @@ def _nested(code: CodeType) -> Iterator[CodeType]:
             yield from _nested(const)
 
 
-@lru_cache(maxsize=64)  # callers look up many names of one class, then go on to the next class
+@cache
 def _assigned_by(method: Callable[..., Any]) -> set[str]:
     """Names that the code of a method stores in ``self``; reading its source would be slow."""
     return {name for code in _nested(method.__code__) for name in _stored(code)}
@@ -133,6 +139,7 @@ def _stored(code: CodeType) -> Iterator[str]:
             loaded = loaded[-1]
 
 
+@cache
 def fingerprint(source: str) -> str:
     """SHA-256 (hex) of the source without comments, trailing space and blank lines.
 

@@ -20,7 +20,9 @@ from tests.forking.process import ask
 _ROOT = Path(__file__).parents[2]
 _READ_LATE = (
     *("PREFILL_ONLY_", "PYTEST_", "RAY_", "SGLANG_CPU_OMP_THREADS_BIND", "SGLANG_OTLP_"),
+    "PYTHONPATH",  # a forked process adds what is new in it
     "SGLANG_MAMBA_CONV_DTYPE",
+    "SGLANG_UVICORN_WORKER_HEALTHCHECK_TIMEOUT",
     "SGLANG_PLUGINS",  # imports only need the platform's plugin, which all these tests include
     "PYTHONHASHSEED",  # forked processes have the same order of sets in any case
 )
@@ -119,6 +121,10 @@ class ForkedServer(LocalServer):
     """
 
     _popen: ClassVar[type[subprocess.Popen[bytes]]] = Popen
+
+    def _is_healthy(self) -> bool:
+        """Whether the log says so, after a first request; ``GET /health`` takes a second more."""
+        return b"fired up and ready" in self.log_path.read_bytes()
 
     def stop(self, grace_s: float = 0.0) -> None:
         super().stop(grace_s)

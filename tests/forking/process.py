@@ -3,7 +3,8 @@
 The imports are nearly all that the start of a server takes, and each of its processes does them
 anew: 35 of 40 s of CPU time. ``python -m tests.forking.process FD`` imports once and then answers
 requests on the socket FD. For each it forks a child that runs the command asked for, with its
-own environment, directory and files, in a state in which nothing but the imports has happened.
+own environment, directory and files, in a state in which nothing but the imports has happened. Of
+this package, hooks are imported and what they need of SGLang is read, too; nothing is changed.
 
 The child in turn has a *fork server* of its own, forked before it runs anything: what it starts
 by `multiprocessing` (always "spawn" in SGLang) is forked there, and so is pristine too.
@@ -32,6 +33,9 @@ from typing import Any, NoReturn
 import psutil
 from setproctitle import getproctitle, setproctitle
 
+from sglang_prefill_ext.patching import guard
+from sglang_prefill_ext.patching.table import PATCHES, USES
+
 MODULES = (
     "sglang.launch_server",
     "sglang.srt.entrypoints.http_server",
@@ -47,6 +51,7 @@ NAME = "fork-server"
 _MOST_BYTES = 1 << 20
 _MOST_FILES = 64
 _FREE_FD = 512  # above whatever a command's own files are numbered
+_LOW_FILES = 128  # numbers that a command's own files may have
 _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 15, 36
 _POLL_S = 0.001
 _one_at_a_time = threading.Lock()
@@ -147,6 +152,8 @@ def _run(request: dict[str, Any], files: Sequence[int]) -> NoReturn:
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [path for path in paths if path and path not in sys.path]
     _number(dict(zip(request["files"], files, strict=True)))
     _give_fork_server()
     options = request["command"][1:]
@@ -201,13 +208,24 @@ def _set_process_option(option: int, value: int | bytes) -> None:
     ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def main() -> NoReturn:
-    channel = socket.socket(fileno=int(sys.argv[1]))
-    getproctitle()  # locates the process title by the environment, which a child changes
+def _import() -> None:
+    """Import modules; files that they open get high numbers, which no command needs."""
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(_LOW_FILES)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for module in MODULES:
             importlib.import_module(module)
+        guard.check_all(PATCHES, USES)
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        importlib.import_module("tests.interpreting").install()
+    for file in held:
+        os.close(file)
+
+
+def main() -> NoReturn:
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    getproctitle()  # locates the process title by the environment, which a child changes
+    _import()
     gc.collect()
     gc.freeze()  # else the first collection in each child would copy all pages
     serve(channel)

@@ -5,6 +5,7 @@ Without a GPU: ``TRITON_INTERPRET=1 python -m pytest tests/kernels``.
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterator
 
@@ -16,6 +17,8 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 # Triton reads it when it is imported, so it must come from outside.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+if INTERPRETED:
+    importlib.import_module("tests.interpreting").install()
 COMPILED = torch.cuda.is_available() and not INTERPRETED
 
 # `tl.dot` of bfloat16 is silently wrong in the interpreter.

@@ -197,8 +197,10 @@ def test_graphs_hold_more_tokens_than_a_prompt(device: torch.device) -> None:
     assert executor.graph_use.forwards == {"graph": 1}
 
 
-@each_way
-@pytest.mark.parametrize("classes", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("way", "classes"),
+    [(AttentionWay.FUSED, 0), (AttentionWay.MERGE, 1), (AttentionWay.FUSED, 3)],
+)
 def test_replays_of_an_encoder_answer_as_eager_forwards_do(
     way: AttentionWay, classes: int, device: torch.device
 ) -> None:

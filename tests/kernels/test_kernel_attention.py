@@ -147,7 +147,7 @@ def test_divided_keys(
     monkeypatch.setattr(kernel_plan, "DIVIDED_PREFIX_TOKENS", 1)
     monkeypatch.setattr(kernel_plan, "PART_TOKENS", 1)
     forward = layout((held, 200 - held, 2, 1))
-    inputs, attention = Inputs(forward, device), kernels(forward, way, device, processors=60)
+    inputs, attention = Inputs(forward, device), kernels(forward, way, device, processors=28)
     launched = [plan.parts for plan in attention._plans[SHAPE]]
     assert launched[-1] > 1
     assert (launched[0] > 1) == (way is AttentionWay.FUSED)

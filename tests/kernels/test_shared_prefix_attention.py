@@ -220,7 +220,7 @@ def test_divided_keys_give_what_whole_ones_do(
 
 @pytest.mark.usefixtures("_divided")
 def test_divided_keys_of_every_query_and_part(device: torch.device) -> None:
-    case = make_case(DIVIDED, device, torch.float32, programs=200)
+    case = make_case(DIVIDED, device, torch.float32, programs=60)
     assert case.plan.parts > 1
     for parts in (KeyParts.ALL, *KeyParts, KeyParts.PREFIX):
         case.check(run(case, parts), parts)

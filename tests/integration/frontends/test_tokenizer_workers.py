@@ -8,23 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from sglang_prefill_ext.local_server import LocalServer
 from tests.integration.support.client import Client, Json, score_body, wait_until
 from tests.integration.support.own_server import Serving, serving
 from tests.integration.support.parity import assert_same_answer, assert_tokens_agree
 
 pytestmark = pytest.mark.timeout(900)
 
-SLOW_IMPORTS = {"SGLANG_UVICORN_WORKER_HEALTHCHECK_TIMEOUT": "300"}
-"""Seconds; a worker that imports for longer than the default of 10 s is killed."""
+PATIENT = {"SGLANG_UVICORN_WORKER_HEALTHCHECK_TIMEOUT": "300"}
+"""Seconds; a worker that does not answer for longer than the default of 10 s is killed."""
 
 
 @pytest.fixture(scope="module")
 def running(model_dir: Callable[[str], Path]) -> Iterator[Serving]:
     flags = ("--enable-prefill-only", "--tokenizer-worker-num", "2")
     model = model_dir("micro")
-    env, kind = SLOW_IMPORTS, LocalServer  # uvicorn's workers die if they are forked
-    with serving(model, "tokenizer_workers", *flags, env=env, kind=kind) as running:
+    with serving(model, "tokenizer_workers", *flags, env=PATIENT) as running:
         yield running
 
 

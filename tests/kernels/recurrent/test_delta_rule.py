@@ -78,8 +78,8 @@ def test_rows_start_behind_prefixes_of_the_same_part(
     """As by a part of prefixes and one of rows; what a part has room for changes nothing."""
     draw = partial(torch.randn, generator=torch.Generator().manual_seed(3))
     tokens = sum(prefixes) + sum(rows)
-    q, k = draw(2, tokens, HEADS, DIM).to(device, dtype)
-    v = draw(tokens, VALUE_HEADS, DIM).to(device, dtype)
-    a, b = draw(2, tokens, VALUE_HEADS).to(device, dtype)
-    way = RuleWay(partial(kernel_inputs, *draw(2, VALUE_HEADS).to(device)), carry)
+    q, k = draw(2, tokens, 1, DIM).to(device, dtype)
+    v = draw(tokens, 2, DIM).to(device, dtype)
+    a, b = draw(2, tokens, 2).to(device, dtype)
+    way = RuleWay(partial(kernel_inputs, *draw(2, 2).to(device)), carry)
     assert_joined_as_apart(way, way.prepare(q, k, v, a, b), prefixes, rows, slots)

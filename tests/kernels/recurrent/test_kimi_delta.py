@@ -71,14 +71,14 @@ def _as_interpreted(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def drawn(
-    device: torch.device, seed: int, tokens: int = sum(LENS)
+    device: torch.device, seed: int, tokens: int = sum(LENS), heads: int = HEADS
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Weights, ``[H, 1]`` and ``[H, D]``; then queries, keys, values, and both gates."""
     draw = partial(torch.randn, generator=torch.Generator().manual_seed(seed))
-    wide = draw(4, tokens, HEADS, DIM).to(device, torch.float16)
+    wide = draw(4, tokens, heads, DIM).to(device, torch.float16)
     # Decays are weak, as in trained models: SGLang divides by those of up to 16 tokens.
-    weights = [draw(HEADS, 1).to(device), draw(HEADS, DIM).to(device) - 4]
-    return weights, [*wide, draw(tokens, HEADS).to(device, torch.float16)]
+    weights = [draw(heads, 1).to(device), draw(heads, DIM).to(device) - 4]
+    return weights, [*wide, draw(tokens, heads).to(device, torch.float16)]
 
 
 @pytest.mark.parametrize(
@@ -138,6 +138,6 @@ def test_rows_start_behind_prefixes_of_the_same_part(
 ) -> None:
     """As by a part of prefixes and one of rows; what a part has room for changes nothing."""
     monkeypatch.setattr(kimi_delta, "_FUSED_PROGRAMS", fused)
-    weights, of_layer = drawn(device, 5, sum(prefixes) + sum(rows))
+    weights, of_layer = drawn(device, 5, sum(prefixes) + sum(rows), heads=1)
     way = RuleWay(partial(kernel_inputs, *weights), carry)
     assert_joined_as_apart(way, way.prepare(*of_layer), prefixes, rows, slots)
