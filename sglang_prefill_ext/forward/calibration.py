@@ -65,6 +65,16 @@ class Calibration:
     tokens_per_s: float
     graphs: GraphCost = NO_GRAPHS
 
+    def __str__(self) -> str:
+        """For the log."""
+        budget, graphs = self.budget, self.graphs
+        replayed = f"; graphs replay up to {graphs.tokens:,} tokens" if graphs.tokens else ""
+        return (
+            f"a forward has at most {budget.max_tokens:,} tokens and {budget.max_bytes >> 20:,} "
+            f"MiB; {self.tokens_per_s:,.0f} tokens/s, a launch takes as long as "
+            f"{self.launch_tokens:,} tokens{replayed}"
+        )
+
 
 def calibrate(
     executor: PackedExecutor,

@@ -155,7 +155,7 @@ def _tried(
     if model.causal:
         measured = replace(measured, budget=model.pool.set_aside(measured.budget))
     slots = PrivateSlots(room)
-    logger.info("Prefill-only serving: measured %s", measured)
+    logger.info("Prefill-only serving: %s", measured)
     compile_ahead(executor, measured.budget, slots)
     STARTUP.mark("rehearsal")
     check = None

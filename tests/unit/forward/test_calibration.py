@@ -12,7 +12,7 @@ import torch
 
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.forward import calibration, pace
-from sglang_prefill_ext.forward.calibration import calibrate, measured_memory
+from sglang_prefill_ext.forward.calibration import Calibration, calibrate, measured_memory
 from sglang_prefill_ext.forward.executor import PackedExecutor
 from sglang_prefill_ext.forward.memory import MemoryModel, peak_bytes
 from sglang_prefill_ext.forward.pace import CHUNK_TOKENS, Pace, measured_pace
@@ -409,3 +409,13 @@ def test_where_tokens_cost_nothing_a_launch_is_worth_a_whole_forward(
     pace = measured_pace(Timed(monkeypatch, 0.01, 0.0), MAX_TOKENS, MAX_TOKENS)
     assert pace.launch_tokens == MAX_TOKENS
     assert Pace(0.01, 1.0).launch_tokens == 1
+
+
+def test_what_was_measured_is_said_in_words() -> None:
+    measured = Calibration(ForwardBudget(16_384, 3 << 30, 100, 10), 512, 21_000.4)
+    assert str(measured) == (
+        "a forward has at most 16,384 tokens and 3,072 MiB; 21,000 tokens/s, a launch takes as "
+        "long as 512 tokens"
+    )
+    graphs = Calibration(measured.budget, 512, 1.0, GraphCost(4096, 900))
+    assert str(graphs).endswith("; graphs replay up to 4,096 tokens")
