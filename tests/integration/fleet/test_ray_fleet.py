@@ -31,6 +31,8 @@ BODIES = [score_body(20 + n, 40, [30 + n] * 60) for n in range(4)]
 NEEDS = Needs(cpus=1.0, gpus=0)
 _CHANGED_S = 400.0
 """Limit of a change: a start takes more than a minute if other tests run beside it."""
+_LOOK_BACK_S = 11.0
+"""For how long loads are averaged; Serve's default is 30 s, and it wants more than 10 s."""
 
 PUSH = "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S"
 
@@ -55,6 +57,8 @@ class OnRay:
         self.launch = launch = replace(self.launch, flags=flags or self.launch.flags)
         count = Replicas.of(replicas)
         scaling = deployments.autoscaling_of(count, **autoscaling) if autoscaling else None
+        if scaling:
+            scaling = scaling.model_copy(update={"look_back_period_s": _LOOK_BACK_S})
         deployments.deploy(
             launch, count, NEEDS, self.settings, autoscaling=scaling, engine_class=HostedReplica
         )
@@ -167,7 +171,7 @@ def test_a_fleet_gets_smaller_by_hand_and_larger_with_the_outstanding_tokens(
         fleet.wait_settled(1)
         load.wait_more(8)
     assert_all_right(load)
-    fleet.deploy("1-2", target_tokens=200.0, up_s=0.0, down_s=2.0)
+    fleet.deploy("1-2", target_tokens=20.0, up_s=0.0, down_s=5.0)
     fleet.wait_settled(1, but=tuple(fleet.alive()))
     with load_of(fleet) as load:
         fleet.wait_settled(2)
