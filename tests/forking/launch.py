@@ -20,7 +20,6 @@ from tests.forking.process import ask
 _ROOT = Path(__file__).parents[2]
 _READ_LATE = (
     *("PREFILL_ONLY_", "PYTEST_", "RAY_", "SGLANG_CPU_OMP_THREADS_BIND", "SGLANG_OTLP_"),
-    "PYTHONPATH",  # a forked process adds what is new in it
     "SGLANG_MAMBA_CONV_DTYPE",
     "SGLANG_UVICORN_WORKER_HEALTHCHECK_TIMEOUT",
     "SGLANG_PLUGINS",  # imports only need the platform's plugin, which all these tests include
