@@ -30,6 +30,11 @@ class ScoreGate:
     _expected: dict[str, dict[int, bytes]] = field(default_factory=dict)
     _tolerance: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def is_half(self) -> bool:
+        """Whether stock's own answers decide the tolerance, too, see `keep`."""
+        return self.dtype != "float32"
+
     def keep(self, requests: str, answers: Mapping[int, bytes]) -> None:
         """Keep stock's answers to a set of requests, by their numbers.
 
@@ -37,7 +42,7 @@ class ScoreGate:
         experts needs this: a rounding can send a token to another expert.
         """
         known, tolerance = self._expected.setdefault(requests, {}), self._tolerance_of(requests)
-        if self.dtype != "float32":
+        if self.is_half:
             own = self.compare(known, answers, tolerance)
             tolerance = max(tolerance, OWN * own.largest_probability, OWN * own.largest_logprob)
         self._tolerance[requests] = tolerance

@@ -107,7 +107,7 @@ class ModelRun(Run[Plan, Result]):
         for case in cases:
             answers, shape = ask_each(port, case.gate), case.shape
             self.gate.hold(path, f"{self.preset} {shape}", f"{shape} gate", answers)
-            if path == STOCK and self.plan.dtype != "float32":
+            if path == STOCK and self.gate.is_half:
                 self._keep_of_other_batches(port, case)
 
     def _keep_of_other_batches(self, port: int, case: Case) -> None:

@@ -152,8 +152,6 @@ def _run(request: dict[str, Any], files: Sequence[int]) -> NoReturn:
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
-    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    sys.path[:0] = [path for path in paths if path and path not in sys.path]
     _number(dict(zip(request["files"], files, strict=True)))
     _give_fork_server()
     options = request["command"][1:]
