@@ -37,9 +37,6 @@ Scores = NDArray[np.float64]
 MOST_ASKED_AGAIN = 20
 """Records whose answers differ too much are asked for once more, but no more than this."""
 
-_UNEXPLAINED = "not_generation"
-"""The reason that a server gives for a model of classes: it packs them, but cannot explain them."""
-
 
 @dataclass(slots=True)
 class Answers:
@@ -106,8 +103,7 @@ def compare(
     line, arguments = _first(records, label_token_ids)
     facts = explain(url, json.dumps(arguments).encode(), api_key=api_key)
     reason = f": {facts['reason']}" if facts["reason"] else ""
-    if facts["reason"] != _UNEXPLAINED:
-        typer.echo(f"Line {line} takes the {facts['path']} path{reason}")
+    typer.echo(f"Line {line} takes the {facts['path']} path{reason}")
     with interrupted_at_once(), PrefillClient(url, api_key=api_key) as client:
 
         def asked(some: Sequence[Record], *, stock: bool, concurrency: int) -> Answers:

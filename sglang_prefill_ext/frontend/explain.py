@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sglang_prefill_ext.frontend.answers import Scored
+from sglang_prefill_ext.frontend.answers import Scored, Served
 from sglang_prefill_ext.scheduling.stats import ExecutionClass
 from sglang_prefill_ext.wire.parts import distinct_rows
 from sglang_prefill_ext.wire.stock_reason import StockReason
@@ -33,6 +33,23 @@ def explain_packed(scored: Scored) -> dict[str, Any]:
         "tokens_saved": rows.tokens_saved(answer.tokens_computed),
         "queue_ms": answer.queue_ms,
         "compute_ms": answer.compute_ms,
+    }
+
+
+def explain_vectors(served: Served) -> dict[str, Any]:
+    """Return what a packed request for vectors cost, ready for JSON.
+
+    Its prompts may share packed requests with those of other calls, so it has no prefix, forwards
+    or computed tokens of its own.
+    """
+    return {
+        "path": "packed",
+        "reason": None,
+        "execution_class": ExecutionClass.ONE_SHOT,
+        "rows": served.num_prompts,
+        "prompt_tokens": int(served.prompt_tokens.sum()),
+        "queue_ms": served.queue_s * 1e3,
+        "compute_ms": served.compute_s * 1e3,
     }
 
 

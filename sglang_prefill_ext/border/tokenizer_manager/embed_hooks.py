@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall
 from sglang_prefill_ext.frontend.embed.embed_frontend import Embedded, EmbedFrontend
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
+from sglang_prefill_ext.frontend.explain import explain_stock, explain_vectors
 
 # SGLang's finish reason of every embedding request that ended normally.
 _FINISHED = {"type": "length", "length": 0}
@@ -109,10 +111,12 @@ async def embed(
             embedded, record = await packed_vectors(*asked)
     except StockPathTaken as stock:
         server.path.metrics.record_fallback(stock.reason)
+        context.explain(partial(explain_stock, stock.reason))
         _put_ids(manager, obj, stock.call)
         async for answer in original(manager, obj, context.request):
             yield answer
         return
+    context.explain(partial(explain_vectors, embedded.served))
     yield _answer(manager, obj, call, embedded, record)
 
 

@@ -17,7 +17,6 @@ from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.explain import explain_packed, explain_stock
 from sglang_prefill_ext.frontend.pack import FIELD
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall
-from sglang_prefill_ext.wire.stock_reason import StockReason
 
 
 async def score_request(
@@ -38,7 +37,6 @@ async def score_request(
         call = replace(call, **context.overrides.arguments(call.num_items))
     if not manager.is_generation:
         # SGLang makes these scores of vectors, which it asks for by a call that is packed itself.
-        context.explain(partial(explain_stock, StockReason.NOT_GENERATION))
         return await original(manager, **stock_arguments(call, server.path.embeddings))
     try:
         context.raise_if_taken()

@@ -468,6 +468,25 @@ def test_scores_that_sglang_makes_of_classes_are_packed_underneath(classifier: S
     np.testing.assert_allclose(packed["scores"], stock["scores"], rtol=0, atol=TOLERANCE)
 
 
+def test_scores_of_classes_are_explained(classifier: Serving) -> None:
+    body = {"query": PROMPTS[1], "items": PROMPTS}
+    answers = [
+        classifier.client.post("/prefill_only/explain", body, stock=stock).json()
+        for stock in (False, True)
+    ]
+    usage = classifier.client.post("/v1/score", body).json()["usage"]
+    assert {name: value for name, value in answers[0].items() if not name.endswith("_ms")} == {
+        "path": "packed",
+        "reason": None,
+        "execution_class": "one_shot",
+        "rows": len(PROMPTS),
+        "prompt_tokens": usage["prompt_tokens"],
+        "experts_recently": None,
+    }
+    assert answers[0]["compute_ms"] > 0
+    assert answers[1] == {"path": "stock", "reason": "opted_out"}
+
+
 def test_states_before_the_head_are_stocks(classifier: Serving) -> None:
     body = {"query": PROMPTS[1], "items": PROMPTS, "return_pooled_hidden_states": True}
     packed, stock = both(classifier.client, "/v1/score", body)
