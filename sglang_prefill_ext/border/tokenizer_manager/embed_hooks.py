@@ -56,8 +56,7 @@ async def packed_vectors(
 
     Raises:
         StockPathTaken: SGLang is to serve it.
-        RequestError, UnicodeError: the request is wrong (HTTP 400).
-        PrefillExtError: one of `HTTP_ANSWERED`, which is an `HTTPException` as well.
+        Exception: see `counted`.
     """
     request = context.request
     with counted(server.path.metrics, context):
