@@ -36,15 +36,15 @@ CPU_PATCHES: tuple[Patch, ...] = (
     _around(
         id="P54",
         target=f"{_SRT}.layers.logits_processor.LogitsProcessor._get_logits",
-        hook="sglang_prefill_ext.border.cpu.cpu_platform:capped_on_host",
+        hook=f"{_HOOKS}.cpu_platform:capped_on_host",
         why="On a CPU, a model with a soft cap of its logits would answer nothing.",
         relies_on="self.final_logit_softcapping",
         diffs=("0024-soft-cap-of-logits-on-the-cpu.patch",),
     ),
     _around(
         id="P65",
-        target="sglang.srt.models.deepseek_v2.DeepseekV2AttentionMLA.dispatch_attn_forward_method",
-        hook="sglang_prefill_ext.border.cpu.latent_attention:over_latents",
+        target=f"{_SRT}.models.deepseek_v2.DeepseekV2AttentionMLA.dispatch_attn_forward_method",
+        hook=f"{_HOOKS}.latent_attention:over_latents",
         why="On a CPU, a model with latent attention would answer nothing.",
         relies_on="self.current_attention_backend AttentionBackendRegistry",
         diffs=("0037-latent-attention-on-torch-native.patch",),
