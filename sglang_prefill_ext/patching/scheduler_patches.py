@@ -128,7 +128,7 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         id="P63",
         # Under the name that SGLang calls; `border.patches` sees to that of the module behind.
         target="sglang.srt.layers.deep_gemm_wrapper.get_contiguous_layout_alignment",
-        hook=f"{_MODEL_HOOKS}.alignment_hook:with_chosen_alignment",
+        hook=f"{_MODEL_HOOKS}.alignment:with_chosen_alignment",
         why="On Hopper, DeepGEMM would always pad the rows of each expert to 128.",
         relies_on="deep_gemm.get_mk_alignment_for_contiguous_layout",
         diffs=("0035-choose-the-alignment-of-deep-gemm.patch",),

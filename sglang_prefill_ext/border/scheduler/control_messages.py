@@ -20,7 +20,7 @@ from sglang_prefill_ext.border.messages import (
     PackedStatusReq,
     PackedStatusResult,
 )
-from sglang_prefill_ext.border.model.alignment_hook import ALIGNMENTS
+from sglang_prefill_ext.border.model.alignment import ALIGNMENTS
 from sglang_prefill_ext.border.scheduler.packed_work import PackedWork
 from sglang_prefill_ext.process.stages import STARTUP
 from sglang_prefill_ext.scheduling.runtime import PackedRuntime
