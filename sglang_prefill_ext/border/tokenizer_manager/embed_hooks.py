@@ -92,9 +92,8 @@ async def embed(
         ValueError, PrefillExtError: see `packed_vectors`.
     """
     manager = server.manager
-    places = reads_places(manager.model_config.hf_config.architectures or [])
     try:
-        call = vector_arrays(embed_call_of(obj, reads_places=places))
+        call = vector_arrays(embed_call_of(obj, reads_places=reads_places(manager.model_config)))
         is_named = obj.rid is not None
         obj.normalize_batch_and_arguments()
         names = ([obj.rid] if call.is_single else obj.rid) if is_named else []
