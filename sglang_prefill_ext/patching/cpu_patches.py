@@ -36,15 +36,15 @@ CPU_PATCHES: tuple[Patch, ...] = (
     _around(
         id="P54",
         target=f"{_SRT}.layers.logits_processor.LogitsProcessor._get_logits",
-        hook="sglang_prefill_ext.border.cpu.cpu_platform:capped_on_host",
+        hook=f"{_HOOKS}.cpu_platform:capped_on_host",
         why="On a CPU, a model with a soft cap of its logits would answer nothing.",
         relies_on="self.final_logit_softcapping",
         diffs=("0024-soft-cap-of-logits-on-the-cpu.patch",),
     ),
     _around(
         id="P65",
-        target="sglang.srt.models.deepseek_v2.DeepseekV2AttentionMLA.dispatch_attn_forward_method",
-        hook="sglang_prefill_ext.border.cpu.latent_attention:over_latents",
+        target=f"{_SRT}.models.deepseek_v2.DeepseekV2AttentionMLA.dispatch_attn_forward_method",
+        hook=f"{_HOOKS}.attention:over_latents",
         why="On a CPU, a model with latent attention would answer nothing.",
         relies_on="self.current_attention_backend AttentionBackendRegistry",
         diffs=("0037-latent-attention-on-torch-native.patch",),
@@ -52,7 +52,7 @@ CPU_PATCHES: tuple[Patch, ...] = (
     _around(
         id="P66",
         target=f"{_SRT}.layers.attention.linear.gdn_backend.GDNAttnBackend.forward_extend",
-        hook=f"{_HOOKS}.delta_rule:carried",
+        hook=f"{_HOOKS}.attention:carried",
         why="On a CPU, a model with a gated delta rule would answer nothing.",
         relies_on="self.req_to_token_pool self.forward_metadata",
         diffs=(_DELTA_RULE,),
@@ -60,7 +60,7 @@ CPU_PATCHES: tuple[Patch, ...] = (
     _around(
         id="P67",
         target=f"{_SRT}.layers.attention.linear.gdn_backend.GDNAttnBackend.forward_decode",
-        hook=f"{_HOOKS}.delta_rule:carried",
+        hook=f"{_HOOKS}.attention:carried",
         why="On a CPU, such a model would generate nothing.",
         relies_on="self.req_to_token_pool self.forward_metadata",
         diffs=(_DELTA_RULE,),
@@ -68,7 +68,7 @@ CPU_PATCHES: tuple[Patch, ...] = (
     _around(
         id="P68",
         target="sglang.kernels.ops.attention.fla.layernorm_gated.RMSNorm.forward",
-        hook=f"{_HOOKS}.delta_rule:gated_norm",
+        hook=f"{_HOOKS}.attention:gated_norm",
         why="On a CPU, its gated norms would fail.",
         relies_on="self.weight self.eps self.activation self.group_size self.norm_before_gate",
         diffs=(_DELTA_RULE,),
@@ -77,7 +77,7 @@ CPU_PATCHES: tuple[Patch, ...] = (
         id="P69",
         target="sglang.kernels.ops.attention.triton_gdn_fused_proj."
         "fused_qkvzba_split_reshape_cat_contiguous",
-        hook=f"{_HOOKS}.delta_rule:divided",
+        hook=f"{_HOOKS}.attention:divided",
         why="On a CPU, its projections would fail.",
         relies_on="mixed_qkvz mixed_ba",
         diffs=(_DELTA_RULE,),
@@ -85,7 +85,7 @@ CPU_PATCHES: tuple[Patch, ...] = (
     _around(
         id="P70",
         target="sglang.kernels.ops.elementwise.elementwise.fused_sigmoid_mul",
-        hook=f"{_HOOKS}.delta_rule:gated",
+        hook=f"{_HOOKS}.attention:gated",
         why="On a CPU, its gated attention would fail.",
         relies_on="attn_output gate",
         diffs=(_DELTA_RULE,),

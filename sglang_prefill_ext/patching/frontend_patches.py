@@ -1,5 +1,4 @@
-"""Changes to SGLang's front end, to how it encodes texts, and to its data-parallel controller; part
-of `table.PATCHES`."""
+"""Changes to SGLang's front end, and to how it encodes texts; part of `table.PATCHES`."""
 
 from __future__ import annotations
 
@@ -16,10 +15,9 @@ _TOKENIZER_MANAGER = f"{_MANAGERS}.tokenizer_manager.TokenizerManager"
 _RERANK = "sglang.srt.entrypoints.openai.serving_rerank"
 _CHAT = "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat"
 
-_MESSAGES = ("0003-plugin-message-types.patch",)
-_WATCHED = ("0022-watch-data-parallel-replicas.patch",)
 _TOKENS = ("0018-offer-tokenized-requests.patch",)
 _CHATS = ("0027-offer-rendered-chats.patch",)
+_GC = ("0021-control-messages-to-every-process.patch",)
 _TEXTS = ("0025-encode-texts-off-the-event-loop.patch",)
 
 _around = partial(Patch, kind=Kind.AROUND, group=Group.FRONTEND)
@@ -32,7 +30,7 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         hook=f"{_HOOKS}.server_setup:attach_server",
         why="The tokenizer manager exits on a result type that it does not know.",
         relies_on="self._result_dispatcher TypeBasedDispatcher",
-        diffs=_MESSAGES,
+        diffs=("0003-plugin-message-types.patch",),
     ),
     _around(
         id="P21",
@@ -111,15 +109,23 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         relies_on="self._dispatch_to_scheduler self._mark_state_dispatched",
         diffs=_TOKENS,
     ),
-    _after(
-        id="P30",
-        target=f"{_MANAGERS}.data_parallel_controller.DataParallelController.init_dispatcher",
-        hook=f"{_BORDER}.dp_controller.dp_hooks:route_packed",
-        group=Group.DP_CONTROLLER,
-        why="Every replica would do the same packed work, and nobody would notice a killed "
-        "replica.",
-        relies_on="self._request_dispatcher TypeBasedDispatcher self.send_control_message",
-        diffs=(*_MESSAGES, *_WATCHED),
+    _around(
+        id="P43",
+        target=f"{_TOKENIZER_MANAGER}.freeze_gc",
+        hook=f"{_HOOKS}.server_setup:freeze_gc",
+        why="Garbage of the start would be frozen too. The tokenizer router and attached "
+        "front ends would not freeze.",
+        relies_on="FreezeGCReq gc_threshold self._dispatch_to_scheduler",
+        diffs=_GC,
+    ),
+    _around(
+        id="P45",
+        target=f"{_MANAGERS}.multi_tokenizer_mixin.MultiTokenizerRouter"
+        "._distribute_result_to_workers",
+        hook=f"{_BORDER}.gc_control:spread_to_workers",
+        why="With several tokenizer workers, only the one that was asked would act.",
+        relies_on="BaseReq self.socket_mapping.send_output",
+        diffs=_GC,
     ),
     _around(
         id="P56",

@@ -35,9 +35,8 @@ def overrides(owner: type | ModuleType, attribute: str, hook: Callable[..., Any]
     subclasses: list[type] = owner.__subclasses__() if isinstance(owner, type) else []
     for subclass in subclasses:
         own = vars(subclass).get(attribute)
-        if own is not None and not carries(own, hook):
-            if f"super().{attribute}" in names_in(source_of(underlying(own))):
-                continue
+        reaches = own is None or carries(own, hook)
+        if not reaches and f"super().{attribute}" not in names_in(source_of(underlying(own))):
             yield f"{subclass.__module__}.{subclass.__qualname__}"
         yield from overrides(subclass, attribute, hook)
 

@@ -1,4 +1,5 @@
-"""Changes to SGLang's scheduler; part of `table.PATCHES`."""
+"""Changes to SGLang's scheduler, its memory for K/V, and layers and experts of models; part of
+`table.PATCHES`."""
 
 from __future__ import annotations
 
@@ -8,12 +9,15 @@ from sglang_prefill_ext.patching.spec import Group, Kind, Patch
 
 _HOOKS = "sglang_prefill_ext.border.scheduler"
 _SCHEDULER_HOOKS = f"{_HOOKS}.scheduler_hooks"
+_MODEL_HOOKS = "sglang_prefill_ext.border.model"
 _MANAGERS = "sglang.srt.managers"
 _SCHEDULER = f"{_MANAGERS}.scheduler.Scheduler"
+_TRITON_EXPERTS = "sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe"
 
 _EMBEDS = ("0030-refuse-embeddings-that-end-the-scheduler.patch",)
 _MESSAGES = ("0003-plugin-message-types.patch",)
 _OUT_OF_BAND = ("0004-out-of-band-work.patch",)
+_WRAP = "0034-wrap-how-experts-are-launched.patch"
 
 _around = partial(Patch, kind=Kind.AROUND, group=Group.SCHEDULER)
 _after = partial(Patch, kind=Kind.AFTER, group=Group.SCHEDULER)
@@ -93,5 +97,56 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         why="As without P11, on a prefill server of a disaggregated pair.",
         relies_on="NextBatchPlan",
         diffs=_OUT_OF_BAND,
+    ),
+    _after(
+        id="P47",
+        target="sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
+        "._profile_available_bytes",
+        hook="sglang_prefill_ext.border.dp_controller.several_schedulers:share_room",
+        why="The first of several schedulers on a device would take all memory for K/V.",
+        relies_on="available_gpu_memory rest_memory pre_model_load_memory get_schedule",
+        diffs=("0020-several-replicas-on-a-gpu.patch",),
+    ),
+    _around(
+        id="P61",
+        target=f"{_TRITON_EXPERTS}._prepare_fused_moe_run",
+        hook=f"{_MODEL_HOOKS}.expert_hook:with_chosen_block",
+        why="SGLang would choose the block of rows of experts by the number of tokens alone.",
+        relies_on="hidden_states.shape hidden_states.dtype try_get_optimal_moe_config "
+        "moe_align_block_size config",
+        diffs=("0033-choose-the-block-of-experts.patch", _WRAP),
+    ),
+    _around(
+        id="P62",
+        target=f"{_TRITON_EXPERTS}.invoke_fused_moe_kernel",
+        hook=f"{_MODEL_HOOKS}.expert_pair:with_both_entries",
+        why="The block of rows would have to be chosen before the tokens of a layer are routed.",
+        relies_on="sorted_token_ids expert_ids num_tokens_post_padded config",
+        diffs=(_WRAP,),
+    ),
+    _around(
+        id="P63",
+        # Under the name that SGLang calls; `border.patches` sees to that of the module behind.
+        target="sglang.srt.layers.deep_gemm_wrapper.get_contiguous_layout_alignment",
+        hook=f"{_MODEL_HOOKS}.alignment:with_chosen_alignment",
+        why="On Hopper, DeepGEMM would always pad the rows of each expert to 128.",
+        relies_on="deep_gemm.get_mk_alignment_for_contiguous_layout",
+        diffs=("0035-choose-the-alignment-of-deep-gemm.patch",),
+    ),
+    *(
+        _around(
+            id=patch_id,
+            target=f"sglang.srt.models.{target}.forward",
+            hook=f"{_MODEL_HOOKS}.recurrent.short_conv:convolved",
+            why="A packed forward has no slot in the pool of states, which these layers read.",
+            relies_on="self.in_proj self.out_proj self.conv_weight self.conv_bias self.layer_idx",
+            diffs=("0040-short-convolutions-through-the-backend.patch",),
+            spares=spared,
+        )
+        for patch_id, target, spared in (
+            # Encoders, whose layers read no states, are not packed.
+            ("P74", "lfm2.Lfm2ShortConv", "sglang.srt.models.lfm2.Lfm2BidirectionalShortConv"),
+            ("P75", "lfm2_moe.Lfm2MoeShortConv", ""),
+        )
     ),
 )

@@ -13,7 +13,6 @@ from pathlib import Path
 import msgspec
 
 from sglang_prefill_ext.patching.cpu_patches import CPU_PATCHES
-from sglang_prefill_ext.patching.flag_patches import FLAG_PATCHES
 from sglang_prefill_ext.patching.frontend_patches import FRONTEND_PATCHES
 from sglang_prefill_ext.patching.process_patches import PROCESS_PATCHES
 from sglang_prefill_ext.patching.scan import LIBRARIES, is_of
@@ -24,7 +23,7 @@ LOCK = Path(__file__).with_name("patches.lock.json")
 USES_LOCK = Path(__file__).with_name("uses.lock.json")
 _LOCKED = json.loads(LOCK.read_text())
 _ALL = sorted(
-    (*FLAG_PATCHES, *SCHEDULER_PATCHES, *FRONTEND_PATCHES, *PROCESS_PATCHES, *CPU_PATCHES),
+    (*PROCESS_PATCHES, *FRONTEND_PATCHES, *SCHEDULER_PATCHES, *CPU_PATCHES),
     key=lambda patch: patch.id,
 )
 PATCHES: tuple[Patch, ...] = tuple(replace(each, **_LOCKED.get(each.id, {})) for each in _ALL)

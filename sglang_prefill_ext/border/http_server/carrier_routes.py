@@ -99,16 +99,15 @@ async def _answered(
     request: Request, serve: Callable[[bytes], Coroutine[None, None, Any]]
 ) -> Response:
     """Answer with what `serve` returns for the body; cancelled as soon as the client leaves."""
-    try:
-        body = await request.body()
-    except ClientDisconnect:
-        return Response(status_code=_UNREAD)
     answer = Response(status_code=_UNREAD)
     try:
+        body = await request.body()
         async with until_departure(request):
             answer = Response(carrier.encode(await serve(body)), media_type=carrier.MSGPACK)
+    except ClientDisconnect:
+        pass
     except (PackingError, RequestError) as error:
-        return refusal(error)
+        answer = refusal(error)
     return answer
 
 

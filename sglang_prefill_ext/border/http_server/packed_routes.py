@@ -84,8 +84,7 @@ async def packed_scores(server: PrefillServer, call: ScoreCall, context: CallCon
 
     Raises:
         StockPathTaken: SGLang is to serve it.
-        RequestError, UnicodeError: the request is wrong (HTTP 400).
-        PrefillExtError: one of `HTTP_ANSWERED`, which is an `HTTPException` as well.
+        Exception: see `counted`.
     """
     with counted(server.path.metrics, context):
         server.score.check_limits(call)  # before items are processed, even for a record

@@ -15,7 +15,6 @@ from sglang.srt.managers.io_struct import GenerateReqInput
 
 from sglang_prefill_ext.border.tokenizer_manager.call_context import call_with, counted
 from sglang_prefill_ext.border.tokenizer_manager.server import PrefillServer, server_of
-from sglang_prefill_ext.frontend.options import headers_of, opted_out
 from sglang_prefill_ext.frontend.score.rerank import check_documents, render, rerank_prompts
 
 _TOP_LOGPROBS = 50
@@ -117,7 +116,7 @@ def _asked_of_all(serving: Any, request: Any, chat_template: str) -> GenerateReq
 
 def _packing_server(manager: Any, raw_request: Any) -> PrefillServer | None:
     """The server, if it may pack this request."""
-    if not manager.model_config.is_generation or opted_out(headers_of(raw_request)):
+    if not manager.model_config.is_generation or call_with(raw_request).is_opted_out:
         return None
     return server_of(manager)
 

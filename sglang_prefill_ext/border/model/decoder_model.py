@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from sglang_prefill_ext.border.model.capability import attention_layers, head_shape, text_part
-from sglang_prefill_ext.border.model.expert_settings import expert_settings
+from sglang_prefill_ext.border.model.expert_layers import expert_settings
 from sglang_prefill_ext.border.model.layer_embeddings import look_media_up_as_padding
 from sglang_prefill_ext.border.model.model_classes import POSITIONS_FROM_1, RESIDUAL_ON_BATCH
 from sglang_prefill_ext.border.model.packed_batch import (

@@ -1,8 +1,9 @@
-"""Find the MoE expert layers of a loaded model, and run one of them alone."""
+"""The MoE expert layers of a loaded model: which they are, how one runs, and what they look up."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,11 @@ from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
 from sglang.srt.layers.moe.token_dispatcher.standard import StandardDispatchOutput
 from sglang.srt.layers.moe.topk import StandardTopKOutput, TopK
 from sglang.srt.layers.moe.utils import MoeRunnerBackend
+from sglang.srt.runtime_context import get_model
+from sglang.srt.state_capturer.routed_experts import (
+    get_global_experts_capturer,
+    set_global_experts_capturer,
+)
 
 
 def experts_of(model: Any) -> list[Any]:
@@ -55,3 +61,28 @@ def expert_work(
     top = StandardTopKOutput(weights, ids.view(tokens, top_k), logits)
     dispatched = StandardDispatchOutput(hidden, None, top)
     return partial(layer.quant_method.apply, layer=layer, dispatch_output=dispatched)
+
+
+def expert_settings(model: Any) -> Callable[[], AbstractContextManager[object]]:
+    """Return a context manager for the packed forwards of a model; for most models it does nothing.
+
+    Within it, two settings differ. SGLang's setting for shared experts is that of this model. And
+    the experts of tokens are not recorded: with ``--enable-return-routed-experts`` SGLang records
+    them for requests that ask for it, in a buffer that has the length of the longest stock batch,
+    and reads it only after the next forward was launched.
+    """
+    shared = model.shared_experts_config
+    if shared == get_model().shared_experts and get_global_experts_capturer() is None:
+        return nullcontext
+
+    @contextmanager
+    def settings() -> Iterator[None]:
+        capturer = get_global_experts_capturer()
+        set_global_experts_capturer(None)
+        try:
+            with get_model().override(shared_experts=shared):
+                yield
+        finally:
+            set_global_experts_capturer(capturer)
+
+    return settings

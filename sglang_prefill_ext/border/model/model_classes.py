@@ -5,7 +5,6 @@ Tests compare the numbers of each class with stock SGLang and with Hugging Face.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 from sglang_prefill_ext.frontend.packed_path import EncoderTraits
@@ -156,8 +155,9 @@ POOLED_AT_PLACES = frozenset({"Qwen2ForSequenceClassification", "Qwen3ForSequenc
 Llama's head among them, but that always reads the last token."""
 
 
-def reads_places(architectures: Collection[str]) -> bool:
-    """Return whether a model of these classes can make a vector of any token of a prompt."""
+def reads_places(config: Any) -> bool:
+    """Return whether the model of a `ModelConfig` can make a vector of any token of a prompt."""
+    architectures = config.hf_config.architectures or []
     return bool(architectures) and POOLED_AT_PLACES.issuperset(architectures)
 
 

@@ -20,10 +20,8 @@ from sglang_prefill_ext.border.messages import (
     PackedStatusReq,
     PackedStatusResult,
 )
-from sglang_prefill_ext.border.model.alignment_hook import ALIGNMENTS
+from sglang_prefill_ext.border.model.alignment import ALIGNMENTS
 from sglang_prefill_ext.border.scheduler.packed_work import PackedWork
-from sglang_prefill_ext.config import PrefillOnlyConfig
-from sglang_prefill_ext.process.collector import Collector
 from sglang_prefill_ext.process.stages import STARTUP
 from sglang_prefill_ext.scheduling.runtime import PackedRuntime
 from sglang_prefill_ext.shared_device.placement import Placement
@@ -44,14 +42,12 @@ not collect them. The other messages change weights or memory, and SGLang does n
 of aborted requests before it handles them."""
 
 
-def handle_control_messages(
-    scheduler: Any, work: PackedWork, config: PrefillOnlyConfig, collector: Collector
-) -> None:
+def handle_control_messages(scheduler: Any, work: PackedWork) -> None:
     """Let a scheduler handle all messages of the packed path but its requests."""
     mapping = scheduler._request_dispatcher._mapping
     mapping[PackedExpireReq] = partial(_on_expire, work)
-    mapping[PackedStatusReq] = partial(_on_status, scheduler, work, config)
-    mapping[GcReq] = partial(_on_gc, scheduler, collector)
+    mapping[PackedStatusReq] = partial(_on_status, scheduler, work)
+    mapping[GcReq] = partial(_on_gc, scheduler, work)
     for kind in _AFTER_FORWARDS:
         mapping[kind] = _after_forwards(work, mapping[kind])
 
@@ -61,15 +57,14 @@ def _on_expire(work: PackedWork, message: PackedExpireReq) -> None:
     work.show_queue()
 
 
-def _on_status(
-    scheduler: Any, work: PackedWork, config: PrefillOnlyConfig, message: PackedStatusReq
-) -> PackedStatusResult:
-    status = status_of(scheduler, work, config)
-    return PackedStatusResult(rid=message.rid, payload=json.dumps(status).encode())
+def _on_status(scheduler: Any, work: PackedWork, message: PackedStatusReq) -> PackedStatusResult:
+    return PackedStatusResult(
+        rid=message.rid, payload=json.dumps(_status(scheduler, work)).encode()
+    )
 
 
-def _on_gc(scheduler: Any, collector: Collector, message: GcReq) -> None:
-    act(collector, message, busy=not scheduler.is_fully_idle())
+def _on_gc(scheduler: Any, work: PackedWork, message: GcReq) -> None:
+    act(work.collector, message, busy=not scheduler.is_fully_idle())
     _gather_reports(message, scheduler.tp_cpu_group)
     channels = scheduler.ipc_channels
     channels.send_to_tokenizer.send_output(message, message)
@@ -94,7 +89,7 @@ def _gather_reports(message: GcReq, group: Any) -> None:
     message.reports = [report for of_rank in reports for report in of_rank]
 
 
-def status_of(scheduler: Any, work: PackedWork, config: PrefillOnlyConfig) -> dict[str, Any]:
+def _status(scheduler: Any, work: PackedWork) -> dict[str, Any]:
     """One scheduler's part of the status page, ready for JSON."""
     runtime, setup = work.runtime, work.setup
     return {
@@ -104,7 +99,7 @@ def status_of(scheduler: Any, work: PackedWork, config: PrefillOnlyConfig) -> di
         "known_answers": _known_answers(runtime, setup.check),
         "graphs": setup.graphs.as_dict(),
         "experts": {**setup.experts.as_dict(), "deep_gemm": ALIGNMENTS.as_dict()},
-        "order": config.order,
+        "order": runtime.policy.order,
         "forward_budget": asdict(runtime.policy.budget),
         "launch_tokens": runtime.policy.launch_tokens,
         "eager_tokens": runtime.policy.graphs.eager_tokens,

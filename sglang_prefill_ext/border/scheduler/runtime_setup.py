@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from sglang.srt.model_executor.cuda_graph_config import cuda_graph_fully_disabled
 
-from sglang_prefill_ext.border.model.alignment_setup import set_up_alignments
+from sglang_prefill_ext.border.model.alignment import set_up_alignments
 from sglang_prefill_ext.border.model.capability import declined_reason
 from sglang_prefill_ext.border.model.decoder_model import SglangModel
 from sglang_prefill_ext.border.model.expert_setup import set_up_experts

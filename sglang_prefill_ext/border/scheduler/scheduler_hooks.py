@@ -46,7 +46,7 @@ def attach_runtime(_result: None, scheduler: Any) -> None:
     work = _process_work = PackedWork(scheduler, setup, config, collector)
     STARTUP.log("scheduler")
     scheduler._request_dispatcher._mapping[PackedRowsReq] = partial(_on_request, work)
-    handle_control_messages(scheduler, work, config, collector)
+    handle_control_messages(scheduler, work)
     refuse_embeddings(scheduler)
 
 
@@ -114,15 +114,15 @@ def add_deadline_check(requests: list[Any] | None, _receiver: Any) -> list[Any] 
     Only the first rank pulls messages; SGLang sends what it returns to every rank. So all ranks end
     the same requests before the same iteration, including those that were just pulled.
     """
-    if _process_work is None or requests is None:
+    work = _process_work
+    if work is None or requests is None:
         return None
     now_ms = time.time() * 1e3
     scoring = (message for message in requests if isinstance(message, PackedRowsReq))
     arriving = (each.deadline_ms for each in scoring if each.deadline_ms is not None)
-    if not _process_work.is_late(now_ms, arriving):
+    if not work.is_late(now_ms, arriving):
         return None
-    pace = _process_work.runtime.deadline_pace
-    return [*requests, PackedExpireReq(now_ms=now_ms, tokens_per_s=pace)]
+    return [*requests, PackedExpireReq(now_ms=now_ms, tokens_per_s=work.runtime.deadline_pace)]
 
 
 def is_fully_idle(
@@ -155,7 +155,8 @@ def abort_packed(_result: None, _scheduler: Any, recv_req: Any) -> None:
 
 def add_packed_load(load: Any, _inquirer: Any) -> Any:
     """AFTER `SchedulerLoadInquirer.get_loads`: add queued packed work to the published load."""
-    if _process_work is not None and _process_work.runtime.busy:
-        load.num_waiting_reqs += len(_process_work.runtime.queue)
-        load.num_total_tokens += _process_work.runtime.queue.load.tokens
+    work = _process_work
+    if work is not None and work.runtime.busy:
+        load.num_waiting_reqs += len(work.runtime.queue)
+        load.num_total_tokens += work.runtime.queue.load.tokens
     return load

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
@@ -131,7 +132,7 @@ def _keep_out_of_access_log(server_args: Any, path: str) -> None:
     server_args.uvicorn_access_log_exclude_prefixes = list(dict.fromkeys([*left_out, path]))
 
 
-def _conflicts(args: Any, config: PrefillOnlyConfig) -> Any:
+def _conflicts(args: Any, config: PrefillOnlyConfig) -> Iterator[str]:
     """Yield each flag with which packed forwards cannot run, and why."""
     if args.pp_size > 1:
         yield f"--pp-size {args.pp_size} (stages exchange micro-batches of stock requests)"
@@ -174,7 +175,7 @@ def _conflicts(args: Any, config: PrefillOnlyConfig) -> Any:
         )
 
 
-def _divided_tokens(args: Any) -> Any:
+def _divided_tokens(args: Any) -> Iterator[str]:
     """Yield each flag by which ranks divide the tokens of a forward, or their K/V."""
     if args.attn_cp_size > 1:
         yield f"--attn-cp-size {args.attn_cp_size} (ranks divide a prompt between them)"

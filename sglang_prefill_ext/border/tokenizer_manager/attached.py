@@ -23,6 +23,7 @@ from sglang_prefill_ext.attach.messages import (
     StockVectors,
 )
 from sglang_prefill_ext.border.http_server.fast_route import Lifespan
+from sglang_prefill_ext.border.tokenizer_manager.call_context import keep_running
 from sglang_prefill_ext.border.tokenizer_manager.embed_hooks import acquired_adapter
 from sglang_prefill_ext.border.tokenizer_manager.gc_frontend import thresholds_of_server
 from sglang_prefill_ext.border.tokenizer_manager.server import PrefillServer
@@ -67,7 +68,6 @@ class AttachableEngine:
         self._server = server
         self._path = server.path
         self._link = link = server.link
-        self._calls: set[asyncio.Task[StockAnswer]] = set()
         # SGLang ends texts of EmbeddingGemma with a further token, but takes ids as they are. So a
         # front end must not encode such texts.
         gemma = manager.model_config.is_embedding_gemma
@@ -168,9 +168,7 @@ class AttachableEngine:
             work = self._score(call, caller)
         else:
             work = self._vectors(call, caller)
-        task = asyncio.ensure_future(work)
-        self._calls.add(task)
-        task.add_done_callback(self._calls.discard)
+        task = keep_running(work)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import HTTPException
 
@@ -31,6 +32,10 @@ HTTP_ANSWERED = tuple(end.error for end in BAD_ENDS if end.error is not RequestE
 
 LEFT_TO_SGLANG = (StockPathTaken, RequestError, HTTPException, UnicodeError)
 """Ends of a packed call that SGLang serves, or answers in its own way."""
+
+_T = TypeVar("_T")
+
+_tasks: set[asyncio.Task[Any]] = set()
 
 _WITH_STATUS = {kind: type(kind.__name__, (HTTPException, kind), {}) for kind in HTTP_ANSWERED}
 
@@ -136,6 +141,14 @@ def stock_path(*, field: str = "") -> Iterator[None]:
     call = current_call()
     with working_for(CallContext(call.request, parent=call, field=field)):
         yield
+
+
+def keep_running(work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+    """Make a task that is kept until it is done; one without a reference may be collected."""
+    task = asyncio.get_running_loop().create_task(work)
+    _tasks.add(task)
+    task.add_done_callback(_tasks.discard)
+    return task
 
 
 @contextmanager

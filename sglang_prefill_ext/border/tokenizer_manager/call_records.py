@@ -18,16 +18,13 @@ from typing import Any
 from sglang.srt.managers.tokenizer_manager import ReqState
 from sglang.srt.observability.req_time_stats import APIServerReqTimeStats, RequestStage
 
-from sglang_prefill_ext.border.tokenizer_manager.call_context import LEFT_TO_SGLANG
+from sglang_prefill_ext.border.tokenizer_manager.call_context import LEFT_TO_SGLANG, keep_running
 from sglang_prefill_ext.border.tokenizer_manager.stock_counters import RequestCounters
 from sglang_prefill_ext.errors import RequestAbortedError
 from sglang_prefill_ext.frontend.answers import Served
 from sglang_prefill_ext.frontend.exchange import unique_name
 
 _TRACE_HEADERS = ("traceparent", "tracestate")  # of W3C Trace Context
-
-# Records that are being exported; a task without a reference may be collected before it is done.
-_tasks: set[asyncio.Task[None]] = set()
 
 
 @dataclass
@@ -69,7 +66,7 @@ class CallRecord:
     ) -> None:
         self.call = call
         self.priority = priority
-        self._request = request
+        self.request = request
         self.times = APIServerReqTimeStats()
         self._traced = trace is not None
         if trace is not None:
@@ -82,7 +79,7 @@ class CallRecord:
 
     async def is_disconnected(self) -> bool:
         """Whether the client has left, or SGLang was asked to abort the call by its name."""
-        left = getattr(self._request, "is_disconnected", None)
+        left = getattr(self.request, "is_disconnected", None)
         return bool(self.state.abort_sent) or (left is not None and await left())
 
     def end(self) -> None:
@@ -184,17 +181,17 @@ class CallRecords:
         try:
             yield record
             if record.served is not None:
-                self._end(record, None, request)
+                self._end(record, None)
         except LEFT_TO_SGLANG:
             raise
         except Exception as error:
-            self._end(record, error, request)
+            self._end(record, error)
             raise
         finally:
             for name in own:
                 records.pop(name, None)
 
-    def _end(self, record: CallRecord, error: Exception | None, request: Any) -> None:
+    def _end(self, record: CallRecord, error: Exception | None) -> None:
         record.end()
         counters = self._counters_of(record.priority)
         if counters is not None:
@@ -203,17 +200,14 @@ class CallRecords:
             elif isinstance(error, RequestAbortedError) and not record.state.abort_sent:
                 counters.record_aborted(record.call.num_prompts)
         if self.shows_requests:
-            self._show(record.call, record.state, record.outcome(error), request)
+            self._show(record, record.outcome(error))
 
-    def _show(self, call: PackedCall, state: ReqState, outcome: Any, request: Any) -> None:
-        manager = self._manager
-        manager.request_logger.log_finished_request(call, outcome, request=request)
+    def _show(self, record: CallRecord, outcome: dict[str, Any]) -> None:
+        manager, call = self._manager, record.call
+        manager.request_logger.log_finished_request(call, outcome, request=record.request)
         if self._exports:
-            write = manager.request_metrics_exporter_manager.write_record
-            task = asyncio.get_running_loop().create_task(write(call, outcome))
-            _tasks.add(task)
-            task.add_done_callback(_tasks.discard)
+            keep_running(manager.request_metrics_exporter_manager.write_record(call, outcome))
         if manager.dump_requests_folder:
-            manager.dump_requests(state, outcome)
+            manager.dump_requests(record.state, outcome)
         if manager.crash_dump_folder:
-            manager.record_request_for_crash_dump(state, outcome)
+            manager.record_request_for_crash_dump(record.state, outcome)

@@ -86,8 +86,12 @@ class DirectGenerate:
             read_outs = await self._frontend.read_all(calls, options, request)
             lens, new_tokens = [len(call.ids) for call in calls], int(calls[0].generates)
             record.served = served_prompts(lens, read_outs, new_tokens=new_tokens)
-        read = list(map(partial(self._ended, sampling, stops), calls, read_outs))
-        write = partial(self._written, body, record.times, read)
+        ended = []
+        for call, read_out in zip(calls, read_outs, strict=True):
+            token = token_of(call, read_out.table)
+            reason, text = ending(self._manager, sampling, stops, call.ids, token)
+            ended.append(_Ended(call, read_out, reason, text))
+        write = partial(self._written, body, record.times, ended)
         numbers = sum(call.num_values for call in calls)
         return await self._frontend.path.answers.run_if_large(numbers, write)
 
@@ -139,15 +143,9 @@ class DirectGenerate:
             calls.append(self._frontend.call_of(prompt, stops))
         return calls
 
-    def _ended(
-        self, sampling: Any, stops: Collection[int], call: TokenCall, read_out: ReadOut
-    ) -> _Ended:
-        token = token_of(call, read_out.table)
-        return _Ended(call, read_out, *ending(self._manager, sampling, stops, call.ids, token))
-
-    def _written(self, body: GenerateBody, times: Any, read: list[_Ended]) -> bytes:
+    def _written(self, body: GenerateBody, times: Any, ended: list[_Ended]) -> bytes:
         """The body of the answer; may be called in any thread."""
-        answers = [self._fields(body, times, each) for each in read]
+        answers = [self._fields(body, times, each) for each in ended]
         return answer_body(answers, is_single=body.is_single)
 
     def _fields(self, body: GenerateBody, times: Any, ended: _Ended) -> dict[str, Any]:

@@ -58,8 +58,7 @@ async def packed_vectors(
 
     Raises:
         StockPathTaken: SGLang is to serve it.
-        RequestError, UnicodeError: the request is wrong (HTTP 400).
-        PrefillExtError: one of `HTTP_ANSWERED`, which is an `HTTPException` as well.
+        Exception: see `counted`.
     """
     request = context.request
     with counted(server.path.metrics, context):
@@ -95,9 +94,8 @@ async def embed(
         ValueError, PrefillExtError: see `packed_vectors`.
     """
     manager = server.manager
-    places = reads_places(manager.model_config.hf_config.architectures or [])
     try:
-        call = vector_arrays(embed_call_of(obj, reads_places=places))
+        call = vector_arrays(embed_call_of(obj, reads_places=reads_places(manager.model_config)))
         is_named = obj.rid is not None
         obj.normalize_batch_and_arguments()
         names = ([obj.rid] if call.is_single else obj.rid) if is_named else []

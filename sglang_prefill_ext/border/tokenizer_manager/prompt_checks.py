@@ -9,13 +9,12 @@ from sglang.srt.managers.io_struct import GenerateReqInput
 
 from sglang_prefill_ext.border.model.model_classes import encoder_traits, reads_places
 from sglang_prefill_ext.border.tokenizer_manager.call_context import current_call
-from sglang_prefill_ext.border.tokenizer_manager.frontend_link import embedding_kind, embedding_rows
 from sglang_prefill_ext.border.tokenizer_manager.override_hooks import (
     check_input_embeds,
     check_overrides,
 )
 from sglang_prefill_ext.border.tokenizer_manager.request_fields import is_decision
-from sglang_prefill_ext.border.tokenizer_manager.server import server_of
+from sglang_prefill_ext.border.tokenizer_manager.server import PrefillServer, server_of
 from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.token.token_call import check_numbers, check_readout
 from sglang_prefill_ext.wire.checks import check_positions, check_prompt, wrong
@@ -37,7 +36,7 @@ def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
     if server is None:
         return
     try:
-        _check(manager, obj, input_ids)
+        _check(server, obj, input_ids)
     except RequestError:
         if isinstance(obj, GenerateReqInput) and not current_call().is_stock:
             sampling = SimpleNamespace(**{"n": 1, "max_new_tokens": None} | obj.sampling_params)
@@ -46,8 +45,9 @@ def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
         raise
 
 
-def _check(manager: Any, obj: Any, input_ids: Any) -> None:
+def _check(server: PrefillServer, obj: Any, input_ids: Any) -> None:
     """See `validate_prompt`."""
+    manager, path = server.manager, server.path
     if isinstance(obj, GenerateReqInput):
         sampling = obj.sampling_params
         check_numbers(
@@ -62,7 +62,7 @@ def _check(manager: Any, obj: Any, input_ids: Any) -> None:
     _check_adapter(manager, obj)
     _check_readout(manager, obj, input_ids)
     if getattr(obj, "input_embeds", None) is not None:
-        check_input_embeds(obj.input_embeds, embedding_kind(manager))
+        check_input_embeds(obj.input_embeds, path.embeddings)
         return
     if input_ids is None:
         return
@@ -72,11 +72,11 @@ def _check(manager: Any, obj: Any, input_ids: Any) -> None:
     if len(input_ids) == 0 and continues_session:
         return
     encoder = encoder_traits(manager.model_config)
-    check_overrides(obj, embedding_kind(manager), encoder=encoder is not None)
+    check_overrides(obj, path.embeddings, encoder=encoder is not None)
     # A request with texts may have ids, too, by now, see `text_hooks`.
     own = "text" if obj.text is not None else "input_ids"
     field = current_call().field or own
-    check_prompt(input_ids, embedding_rows(manager), field=field)
+    check_prompt(input_ids, path.vocab_size, field=field)
     # SGLang itself refuses prompts over the context length.
     if encoder is not None and len(input_ids) <= manager.context_len:
         check_positions(len(input_ids), encoder.longest_prompt, field=field)
@@ -120,7 +120,7 @@ def _check_readout(manager: Any, obj: Any, input_ids: Any) -> None:
     generates = isinstance(obj, GenerateReqInput)
     if positions is None or (generates and obj.sampling_params.get("max_new_tokens") != 0):
         return
-    if not generates and not reads_places(manager.model_config.hf_config.architectures or []):
+    if not generates and not reads_places(manager.model_config):
         check_readout(positions, None, in_one_piece=True)
         return
     server_args = manager.server_args

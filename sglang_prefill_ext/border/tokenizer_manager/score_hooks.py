@@ -25,8 +25,7 @@ async def score_request(
     """AROUND `TokenizerManagerScoreMixin.score_request`.
 
     Raises:
-        RequestError: the request is wrong (HTTP 400).
-        PrefillExtError: one of `HTTP_ANSWERED`, which is an `HTTPException` as well.
+        Exception: see `counted`.
     """
     server = server_of(manager)
     if server is None:

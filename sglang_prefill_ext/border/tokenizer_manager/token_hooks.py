@@ -6,7 +6,6 @@ request to its scheduler, the request is packed with others instead.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +18,7 @@ from sglang_prefill_ext.border.tokenizer_manager.call_context import (
     CallContext,
     counted,
     current_call,
+    keep_running,
     stock_path,
 )
 from sglang_prefill_ext.border.tokenizer_manager.request_fields import (
@@ -34,9 +34,6 @@ from sglang_prefill_ext.frontend.token.token_call import TokenCall
 from sglang_prefill_ext.frontend.token.token_frontend import TokenFrontend
 
 _Send = Callable[..., Awaitable[None]]
-
-# Calls under way; a task without a reference may be collected before it is done.
-_tasks: set[asyncio.Task[None]] = set()
 
 
 async def send_one(original: _Send, manager: Any, tokenized_obj: Any) -> None:
@@ -72,10 +69,8 @@ def _takes_over(manager: Any, tokenized_obj: Any) -> bool:
     manager._mark_state_dispatched(tokenized_obj.rid)
     state = manager.rid_to_state.get(tokenized_obj.rid)
     work = _Work(manager, server.tokens, context, tokenized_obj, state)
-    task = asyncio.get_running_loop().create_task(work.serve(call, options))
+    keep_running(work.serve(call, options))
     tokenized_obj.time_stats.set_api_server_dispatch_finish_time()
-    _tasks.add(task)
-    task.add_done_callback(_tasks.discard)
     return True
 
 

@@ -22,7 +22,7 @@ from sglang.srt.layers.moe.token_dispatcher.standard import StandardDispatchOutp
 from sglang.srt.layers.moe.topk import StandardTopKOutput
 from torch import Tensor
 
-from sglang_prefill_ext.border.model.alignment_hook import ALIGNMENTS, with_chosen_alignment
+from sglang_prefill_ext.border.model.alignment import ALIGNMENTS, with_chosen_alignment
 from sglang_prefill_ext.moe.policy import LARGE, SMALL
 
 HIDDEN, EXPERTS, TOP_K = 128, 6, 2

@@ -54,3 +54,20 @@ def test_an_override_is_found_below_a_subclass_without_one() -> None:
     assert list(reach.overrides(Owner, "step", hook)) == [
         f"{__name__}.{Grandchild.__qualname__}",
     ]
+
+
+def test_an_override_is_found_below_a_subclass_that_calls_the_hook() -> None:
+    class Owner:
+        step = wrap(original, hook)
+
+    class Child(Owner):
+        def step(self) -> Any:
+            return super().step()
+
+    class Grandchild(Child):
+        def step(self) -> str:
+            return "elsewhere"
+
+    assert list(reach.overrides(Owner, "step", hook)) == [
+        f"{__name__}.{Grandchild.__qualname__}",
+    ]

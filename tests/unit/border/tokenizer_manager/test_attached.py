@@ -51,7 +51,6 @@ def attachable() -> Any:
     engine = attached.AttachableEngine.__new__(attached.AttachableEngine)
     engine._link = SimpleNamespace(longest_prompt=lambda: 8)
     engine._path = path_of(StubLink(), vocab_size=100, label_vocab_size=90)
-    engine._calls = set()
     return engine
 
 

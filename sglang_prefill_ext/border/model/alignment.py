@@ -1,9 +1,10 @@
-"""Set up the choice of DeepGEMM's alignment: find its experts, check and compile its kernels."""
+"""The alignment to which SGLang's DeepGEMM experts pad their rows: its hook, and its setup."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,10 +15,9 @@ from sglang.srt.layers.deep_gemm_wrapper import compile_utils
 from sglang.srt.layers.moe.utils import MoeRunnerBackend
 from torch import Tensor
 
-from sglang_prefill_ext.border.model.alignment_hook import ALIGNMENTS
 from sglang_prefill_ext.border.model.expert_layers import computed_with, expert_work, experts_of
 from sglang_prefill_ext.config import MoePolicy, PrefillOnlyConfig
-from sglang_prefill_ext.moe.policy import LARGE, SMALL
+from sglang_prefill_ext.moe.policy import LARGE, SMALL, alignment_for
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +28,72 @@ _TOLERANCE = 1e-2
 """Largest difference between the alignments, relative to the largest number."""
 
 _HOPPER = 9
+
+
+class AlignmentHook:
+    """State of the hook in this process, which runs one model.
+
+    Attributes:
+        reason: why SGLang's own choice stays; empty if the hook chooses.
+    """
+
+    def __init__(self) -> None:
+        self.reason = "no experts"
+        self._policy = MoePolicy.STOCK
+        self._forced: int | None = None
+        self._chosen: Counter[int] = Counter()
+
+    def serve(self, policy: MoePolicy) -> None:
+        """Choose alignments from now on."""
+        self._policy, self.reason = policy, ""
+        self._chosen.clear()
+
+    @contextmanager
+    def forcing(self, alignment: int) -> Iterator[None]:
+        """Make every call within the context take this alignment."""
+        self._forced = alignment
+        try:
+            yield
+        finally:
+            self._forced = None
+
+    def alignment(self, rows: int, experts: int, stock: int) -> int:
+        """Return the alignment for a product.
+
+        Args:
+            stock: SGLang's own choice. It stays if it is not `LARGE`: other devices have kernels of
+                other sizes, among which SGLang chooses by the number of rows.
+        """
+        if stock != LARGE:
+            return stock
+        if self._forced is not None:
+            return self._forced
+        if self.reason:
+            return stock
+        chosen = alignment_for(self._policy, rows, experts)
+        self._chosen[chosen] += 1
+        return chosen
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return reason and counts, ready for JSON; ``chosen``: alignment -> number of products."""
+        chosen = {str(alignment): calls for alignment, calls in sorted(self._chosen.items())}
+        return {"reason": self.reason, "chosen": chosen}
+
+
+ALIGNMENTS = AlignmentHook()
+"""The hook's state in this process."""
+
+
+def with_chosen_alignment(original: Callable[..., int], expected_m: int, num_groups: int) -> int:
+    """AROUND `get_contiguous_layout_alignment`: return the chosen alignment.
+
+    By it SGLang lays out the rows, and configures DeepGEMM for the products of that layout only.
+
+    Args:
+        expected_m: rows of all experts together, whatever the name says.
+        num_groups: experts on this device.
+    """
+    return ALIGNMENTS.alignment(expected_m, num_groups, original(expected_m, num_groups))
 
 
 def set_up_alignments(model: Any, device: torch.device, config: PrefillOnlyConfig) -> None:

@@ -1,6 +1,6 @@
-"""Layers with a gated delta rule, and gated attention, on the CPU reference platform.
+"""Latent and gated attention, and gated delta rules, on the CPU reference platform.
 
-SGLang computes them with Triton. These functions take the place of its kernels, by torch.
+SGLang computes gates and rules with Triton; here torch computes them.
 """
 
 from __future__ import annotations
@@ -9,11 +9,23 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from sglang.srt.models.deepseek_common.attention_backend_handler import _dispatch_mla_subtype
 from torch import Tensor
 from torch.nn.functional import silu
 
 from sglang_prefill_ext.border.cpu.recurrent import carried_over_pool
 from sglang_prefill_ext.border.model.recurrent.delta_rule import delta_inputs
+
+
+def over_latents(original: Callable[..., Any], attention: Any, batch: Any) -> Any:
+    """AROUND `DeepseekV2AttentionMLA.dispatch_attn_forward_method`: absorb keys and values.
+
+    Torch's backend takes them from the KV pool, and that keeps latents.
+    """
+    method = original(attention, batch)
+    if attention.current_attention_backend != "torch_native":
+        return method
+    return _dispatch_mla_subtype(attention, batch)
 
 
 def carried(

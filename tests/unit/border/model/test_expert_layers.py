@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from sglang.srt.state_capturer import routed_experts
 
-from sglang_prefill_ext.border.model import expert_settings as module
-from sglang_prefill_ext.border.model.expert_settings import expert_settings
+from sglang_prefill_ext.border.model import expert_layers
+from sglang_prefill_ext.border.model.expert_layers import expert_settings
 
 CAPTURER: Any = object()
 
@@ -31,7 +31,7 @@ class Looked:
 @pytest.fixture
 def looked(monkeypatch: pytest.MonkeyPatch) -> Looked:
     settings, resources = Looked(), SimpleNamespace(experts_capturer=None)
-    monkeypatch.setattr(module, "get_model", lambda: settings)
+    monkeypatch.setattr(expert_layers, "get_model", lambda: settings)
     monkeypatch.setattr(routed_experts, "get_resources", lambda: resources)
     return settings
 

@@ -17,8 +17,8 @@ from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
 from sglang.srt.layers.moe.utils import MoeRunnerBackend
 from torch import nn
 
-from sglang_prefill_ext.border.model import alignment_hook, alignment_setup
-from sglang_prefill_ext.border.model.alignment_hook import AlignmentHook, with_chosen_alignment
+from sglang_prefill_ext.border.model import alignment
+from sglang_prefill_ext.border.model.alignment import AlignmentHook, with_chosen_alignment
 from sglang_prefill_ext.config import MoePolicy, PrefillOnlyConfig
 from sglang_prefill_ext.moe.policy import LARGE, SMALL
 
@@ -59,8 +59,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> DeepGemm:
 @pytest.fixture(autouse=True)
 def hook(monkeypatch: pytest.MonkeyPatch) -> AlignmentHook:
     hook = AlignmentHook()
-    for module in (alignment_hook, alignment_setup):
-        monkeypatch.setattr(module, "ALIGNMENTS", hook)
+    monkeypatch.setattr(alignment, "ALIGNMENTS", hook)
     return hook
 
 
@@ -115,16 +114,16 @@ class Layer(FusedMoE):  # type: ignore[misc]
 
 @pytest.fixture
 def without_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    work = alignment_setup.expert_work
+    work = alignment.expert_work
     monkeypatch.setattr(
-        alignment_setup, "expert_work", lambda *args: work(*args[:-1], torch.device("cpu"))
+        alignment, "expert_work", lambda *args: work(*args[:-1], torch.device("cpu"))
     )
 
 
 def set_up(layer: Layer | None, policy: MoePolicy = MoePolicy.AUTO) -> dict[str, Any]:
     model = nn.Sequential() if layer is None else nn.Sequential(layer)
-    alignment_setup.set_up_alignments(model, CUDA, PrefillOnlyConfig(moe=policy))
-    return alignment_setup.ALIGNMENTS.as_dict()
+    alignment.set_up_alignments(model, CUDA, PrefillOnlyConfig(moe=policy))
+    return alignment.ALIGNMENTS.as_dict()
 
 
 @pytest.mark.usefixtures("without_device")
