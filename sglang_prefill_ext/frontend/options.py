@@ -31,7 +31,7 @@ READS_ARRAYS = {ARRAYS_HEADER: "int32"}
 JSON = "application/json"
 
 _LARGEST = 2**31 - 1  # as in gRPC calls, which have 32 bits for a priority
-_WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,10}")
+_WHOLE_NUMBER = re.compile(r"[ \t]*[+-]?[0-9]{1,10}[ \t]*")  # httptools leaves spaces at the end
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def headers_of(request: Any) -> Mapping[str, str]:
 
 def opted_out(headers: Mapping[str, str]) -> bool:
     """Whether the client wants the stock path."""
-    return headers.get(OPT_OUT_HEADER, "").lower() == "off"
+    return _word(headers.get(OPT_OUT_HEADER, "")) == "off"
 
 
 def options_of(headers: Mapping[str, str], now_ms: float) -> RequestOptions:
@@ -123,7 +123,11 @@ def _number(headers: Mapping[str, str], header: str, least: int) -> int | None:
 
 
 def _switch(headers: Mapping[str, str], header: str, *, default: str) -> bool:
-    text = headers.get(header, default).lower()
-    if text in ("on", "off"):
-        return text == "on"
+    text = headers.get(header, default)
+    if (word := _word(text)) in ("on", "off"):
+        return word == "on"
     raise RequestError(f"{header}: {text!r} is neither on nor off. Leave it out for {default}.")
+
+
+def _word(text: str) -> str:
+    return text.strip(" \t").lower()

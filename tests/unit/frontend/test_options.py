@@ -63,6 +63,13 @@ def test_other_marks_are_refused(header: str, default: str, value: str) -> None:
         options_of({header: value}, now_ms=0)
 
 
+def test_spaces_around_a_value_are_no_part_of_it() -> None:
+    """HTTP allows them, and httptools leaves those behind the value."""
+    headers = {PRIORITY_HEADER: "3 ", KEEP_PREFIX_HEADER: "on\t", TIMEOUT_HEADER: " 5 "}
+    assert options_of(headers, now_ms=0) == RequestOptions(3, 5, keep_prefix=True)
+    assert opted_out({OPT_OUT_HEADER: "off "})
+
+
 @pytest.mark.parametrize("value", ["0", "-1"])
 def test_a_timeout_lies_ahead(value: str) -> None:
     with pytest.raises(RequestError, match="from 1 to"):
