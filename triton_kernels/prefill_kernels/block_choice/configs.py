@@ -23,6 +23,4 @@ def variants() -> Iterator[Variant]:
         signature,
         {"CHUNK": CHUNK},
         num_warps=NUM_WARPS,
-        num_stages=1,
-        needs_wgmma=False,
     )

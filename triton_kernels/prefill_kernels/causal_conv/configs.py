@@ -42,6 +42,4 @@ def variants() -> Iterator[Variant]:
             signature,
             constexprs,
             num_warps=NUM_WARPS,
-            num_stages=1,
-            needs_wgmma=False,
         )
