@@ -27,8 +27,13 @@ def call_again(work: Work) -> Work:
     return work
 
 
-def cuda_capture() -> Capture:
-    """Return a `Capture` by CUDA graphs that share one memory pool: no two ever run at a time."""
+def capture_for(device: torch.device) -> Capture:
+    """Return the `Capture` for a device.
+
+    CUDA graphs share one memory pool, as no two of them ever run at a time.
+    """
+    if device.type != "cuda":
+        return call_again
     pool = torch.cuda.graph_pool_handle()
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
@@ -55,8 +60,3 @@ def _replayed(graph: torch.cuda.CUDAGraph, result: Tensor, _work: Work) -> Tenso
     """Replay a graph; it reads the tensors that `_work` keeps alive."""
     graph.replay()
     return result
-
-
-def capture_for(device: torch.device) -> Capture:
-    """Return the `Capture` for a device."""
-    return cuda_capture() if device.type == "cuda" else call_again
