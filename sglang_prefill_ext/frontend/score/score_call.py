@@ -12,11 +12,7 @@ from sglang_prefill_ext.wire.arrays import NO_INTS, FlatRows, int_array, lens_of
 from sglang_prefill_ext.wire.read import Labels
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
-OVERRIDES = (
-    "query_embed_overrides",
-    "item_embed_overrides",
-    "stacked_query_item_embed_overrides",
-)
+OVERRIDES = ("query_embed_overrides", "item_embed_overrides", "stacked_query_item_embed_overrides")
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,9 +37,5 @@ def variants() -> Iterator[Variant]:
         signature |= {"order": "*i32:16", "previous": "*i32:16"}
         signature |= {"x_stride": "i32:16", "num_tokens": "i32"}
         yield Variant(
-            f"{dtype}, {name}",
-            causal_conv_kernel,
-            signature,
-            constexprs,
-            num_warps=NUM_WARPS,
+            f"{dtype}, {name}", causal_conv_kernel, signature, constexprs, num_warps=NUM_WARPS
         )
