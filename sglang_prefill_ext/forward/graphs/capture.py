@@ -15,7 +15,6 @@ Work: TypeAlias = Callable[[], Tensor]
 WARM_UPS = 2
 """Runs before a capture, in which kernels are compiled and libraries allocate workspaces."""
 
-
 Capture: TypeAlias = Callable[[Work], Work]
 """Records work; returns a function that runs it again, on the same tensors and into the same
 result. Raises a `RuntimeError` if the work cannot be recorded."""

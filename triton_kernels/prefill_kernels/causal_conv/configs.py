@@ -9,9 +9,7 @@ from prefill_kernels.variant import TypeSpec, Variant
 
 BLOCK_TOKENS = 16
 BLOCK_CHANNELS = 128
-
 NUM_WARPS = 4
-
 
 _LAYERS = {
     "8192 channels": {"C": 8192, "FIRST": 2048, "SECOND": 2048, "W": 4, "SILU": True},
