@@ -176,7 +176,4 @@ def _dense(
     lse = scores.logsumexp(-1)
     weights = (scores - lse.unsqueeze(-1)).exp_().flatten(2, 3)
     out = (weights @ v.transpose(1, 2)).view(per_head)
-    return (
-        out.permute(0, 3, 1, 2, 4).flatten(2, 3),
-        lse.permute(0, 3, 1, 2).flatten(2, 3),
-    )
+    return (out.permute(0, 3, 1, 2, 4).flatten(2, 3), lse.permute(0, 3, 1, 2).flatten(2, 3))

@@ -40,8 +40,8 @@ def wrong_kernel(
         shape, dtype, device: those of the model.
         causal: whether the model's attention is causal, see `ForwardLayout`.
     """
-    kind, layout = (shape, dtype, device), _layout() if causal else _whole_prompts()
-    long = _long_prefix() if causal else layout
+    kind = (shape, dtype, device)
+    layout, long = (_MIXED, _LONG_PREFIX) if causal else (_WHOLE_PROMPTS, _WHOLE_PROMPTS)
     checks: tuple[tuple[str, Callable[[], float]], ...] = (
         ("fused attention", lambda: _attention_error(AttentionWay.FUSED, layout, *kind)),
         ("merged attention", lambda: _attention_error(AttentionWay.MERGE, layout, *kind)),
@@ -59,7 +59,7 @@ def wrong_library(
 
     A library that is not installed raises, too.
     """
-    return _fault(way, lambda: _attention_error(way, _layout(), shape, dtype, device), dtype)
+    return _fault(way, lambda: _attention_error(way, _MIXED, shape, dtype, device), dtype)
 
 
 def _fault(name: str, error_of: Callable[[], float], dtype: torch.dtype) -> str:
@@ -97,23 +97,18 @@ def _attention_error(
     return float(np.maximum(_difference(out, wanted), _difference(read, wanted[reads])))
 
 
-def _layout() -> ForwardLayout:
-    """Groups with a held prefix, a fresh one, both or none; rows from one token to over a tile."""
-    spans = ((37, 0, [1, 5]), (0, 70, [3, 1, 130]), (5, 9, [2, 2]), (0, 0, [40]))
-    return ForwardLayout(
-        tuple(GroupSpan(held, fresh, np.array(lens, np.int32)) for held, fresh, lens in spans)
-    )
+def _layout(*spans: tuple[int, int, list[int]], causal: bool = True) -> ForwardLayout:
+    groups = (GroupSpan(held, fresh, np.array(lens, np.int32)) for held, fresh, lens in spans)
+    return ForwardLayout(tuple(groups), causal=causal)
 
 
-def _long_prefix() -> ForwardLayout:
-    """One group whose prefix is so long that its keys are divided among tiles."""
-    return ForwardLayout((GroupSpan(DIVIDED_PREFIX_TOKENS, 33, np.array([1, 5], np.int32)),))
+_MIXED = _layout((37, 0, [1, 5]), (0, 70, [3, 1, 130]), (5, 9, [2, 2]), (0, 0, [40]))
+"""Groups with a held prefix, a fresh one, both or none; rows from one token to over a tile."""
 
+_LONG_PREFIX = _layout((DIVIDED_PREFIX_TOKENS, 33, [1, 5]))
+"""One group whose prefix is so long that its keys are divided among tiles."""
 
-def _whole_prompts() -> ForwardLayout:
-    spans = ([1, 5, 130, 3], [40])
-    groups = (GroupSpan(0, 0, np.array(lens, np.int32)) for lens in spans)
-    return ForwardLayout(tuple(groups), causal=False)
+_WHOLE_PROMPTS = _layout((0, 0, [1, 5, 130, 3]), (0, 0, [40]), causal=False)
 
 
 def _inputs(

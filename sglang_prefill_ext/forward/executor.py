@@ -78,9 +78,7 @@ class PackedExecutor:
                 readout_bytes = min(readout_bytes, _CPU_CACHE_BYTES)
             self.chunk_reads = max(1, readout_bytes // (4 * model.vocab_size))
             self._reader = LabelReader(
-                model,
-                max_rows=self.chunk_reads,
-                kernels=attention is not AttentionWay.TORCH,
+                model, max_rows=self.chunk_reads, kernels=attention is not AttentionWay.TORCH
             )
 
     def capture_graphs(self, max_tokens: int) -> None:

@@ -50,11 +50,7 @@ class LayerAttention:
     """
 
     def __init__(
-        self,
-        plan: ForwardPlan,
-        attention: Attention,
-        shortened: int | None,
-        pool: KVPool,
+        self, plan: ForwardPlan, attention: Attention, shortened: int | None, pool: KVPool
     ) -> None:
         self._attention = attention
         self._held = held_slots(plan.held)

@@ -119,11 +119,7 @@ class BatchExchange(Generic[Item]):
         return [answers[number] for number in range(len(items))]
 
     async def _ask_one(
-        self,
-        group: PackedGroup,
-        items: list[Item],
-        kind: Hashable,
-        options: RequestOptions,
+        self, group: PackedGroup, items: list[Item], kind: Hashable, options: RequestOptions
     ) -> Sequence[ReadOut | Exception]:
         members, rows = group.members, group.rows
         if group.keep_prefix and not options.keep_prefix:

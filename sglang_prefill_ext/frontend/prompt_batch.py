@@ -117,12 +117,7 @@ def pack_prompts(
     for members, prefix, repeated in shared_beginnings(prompts, adapter, policy):
         tokens, lens = flat_tokens([prompts[each] for each in members], prefix)
         rows = PackedRows(
-            tokens,
-            prefix,
-            lens,
-            Vectors(vector_width),
-            overrides=overrides,
-            adapter=adapter,
+            tokens, prefix, lens, Vectors(vector_width), overrides=overrides, adapter=adapter
         )
         groups.append(PackedGroup(members, rows, repeated))
     return groups

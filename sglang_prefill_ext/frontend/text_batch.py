@@ -21,10 +21,7 @@ class TextBatches(Generic[Prompt]):
     """
 
     def __init__(
-        self,
-        path: PackedPath,
-        worker: Worker,
-        finish: Callable[[list[int]], Prompt],
+        self, path: PackedPath, worker: Worker, finish: Callable[[list[int]], Prompt]
     ) -> None:
         self.path = path
         self._worker = worker

@@ -15,7 +15,6 @@ SPAN_BLOCKS = 8
 """The queries of a tile lie within so many times `block_tokens` tokens. Without this bound, one
 tile would loop over all rows of a group where few tokens are queries."""
 
-
 DIVIDED_PREFIX_TOKENS = 4096
 """Keys are divided into parts where the mean query sees a prefix at least so long. Joining the
 parts takes one more launch, about 20 us of the host; a program takes more than twice as long for

@@ -14,14 +14,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_prefill_ext.layout.recurrence_parts import (
-    Ints,
-    Part,
-    Pass,
-    Room,
-    Sequences,
-    chunks_of,
-)
+from sglang_prefill_ext.layout.recurrence_parts import Ints, Part, Pass, Room, Sequences, chunks_of
 from sglang_prefill_ext.layout.tokens import ForwardLayout
 
 MOST_CHUNKS = 512

@@ -99,10 +99,7 @@ def _tiles(
         segment = starts[tokens[0]]
         keys = np.select(
             [key_position < held[group], key_position < positions[segment]],
-            [
-                held_keys[group] + key_position,
-                group_starts[group] + key_position - held[group],
-            ],
+            [held_keys[group] + key_position, group_starts[group] + key_position - held[group]],
             segment + key_position - positions[segment],
         )
         yield _Tile(tile, query_position, first_position, keys, key_position)

@@ -1,1 +1,1 @@
-"""Recurrent layers over the layout of a packed forward: the gated delta rule."""
+"""Linear recurrences and convolutions over the layout of a packed forward."""

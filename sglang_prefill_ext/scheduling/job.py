@@ -146,12 +146,7 @@ class Job:
         return values if self.value_places is None else values[self.value_places]
 
     def result(
-        self,
-        status: Status,
-        message: str = "",
-        *,
-        retry_after_s: float = 0.0,
-        longest_row: int = 0,
+        self, status: Status, message: str = "", *, retry_after_s: float = 0.0, longest_row: int = 0
     ) -> PackedResult:
         """The result of a job that ends now; it must be `completed` if the status is OK."""
         now = time.monotonic()

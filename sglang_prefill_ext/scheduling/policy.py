@@ -86,11 +86,7 @@ def policy_of(
 
 
 def choose_jobs(
-    queue: JobQueue,
-    policy: SchedulingPolicy,
-    join_tokens: int = UNLIMITED,
-    *,
-    in_flight: int = 0,
+    queue: JobQueue, policy: SchedulingPolicy, join_tokens: int = UNLIMITED, *, in_flight: int = 0
 ) -> list[Job]:
     """Return the jobs whose next pieces make up the next forward; empty if none waits.
 

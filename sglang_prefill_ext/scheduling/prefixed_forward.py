@@ -104,15 +104,12 @@ class PrefixedForward:
         """
         for key in list(self._transactions):
             self._transactions.pop(key).commit()
-        self._end_given_up()
+        self.rollback()  # only what has ended or starts over is left
 
     def rollback(self) -> None:
         """The forward has failed, gave NaN, or was not launched: roll back every transaction."""
         for key in list(self._transactions):
             self._transactions.pop(key).rollback()
-        self._end_given_up()
-
-    def _end_given_up(self) -> None:
         while self.ends_here:
             self.ends_here.pop().rollback()
 

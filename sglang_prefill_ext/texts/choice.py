@@ -37,11 +37,7 @@ class Choice:
     """
 
     def __init__(
-        self,
-        choice: TokenizerChoice,
-        json: str,
-        reference: Encoder,
-        directory: Path,
+        self, choice: TokenizerChoice, json: str, reference: Encoder, directory: Path
     ) -> None:
         self._json, self._directory = json, directory
         self.best = reference

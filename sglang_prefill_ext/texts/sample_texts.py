@@ -64,11 +64,11 @@ def texts(count: int, added: Sequence[str], *, seed: int = 0) -> list[str]:
     return list(found)[:count]
 
 
-def ordinary_requests(requests: int = 24, items: int = 50) -> Iterator[list[str]]:
+def ordinary_requests() -> Iterator[list[str]]:
     """Yield the texts of scoring requests by which the speed of libraries is measured."""
     draw = random.Random(2)
-    for _ in range(requests):
-        yield [" ".join(draw.choices(_ORDINARY, k=30)) for _ in range(items)]
+    for _ in range(24):
+        yield [" ".join(draw.choices(_ORDINARY, k=30)) for _ in range(50)]
 
 
 def splice_cases(added: Sequence[str]) -> Iterator[tuple[str, list[str]]]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from sglang_prefill_ext.wire.arrays import NO_INTS, FlatRows, Int32Array, from_bytes
+from sglang_prefill_ext.wire.arrays import FlatRows, Int32Array, from_bytes
 from sglang_prefill_ext.wire.checks import check_prompt, wrong
 from sglang_prefill_ext.wire.packed import PackedRows
-from sglang_prefill_ext.wire.read import Labels
 
 
 def flat_rows(values: bytes, counts: bytes, *, field: str) -> FlatRows:
@@ -60,20 +59,3 @@ def check_ids(ids: Int32Array, vocab_size: int, *, field: str) -> None:
     # As unsigned numbers, negative ids are large: one pass finds both kinds.
     if len(ids) and int(ids.view(np.uint32).max()) >= vocab_size:
         check_prompt([int(ids.min()), int(ids.max())], vocab_size, field=field)
-
-
-def flat_labels(labels: FlatRows, num_items: int, vocab_size: int) -> Labels | None:
-    """Return the labels to read, or None if SGLang is to judge them; see `score_call.pack_labels`.
-
-    Args:
-        labels: one row for all items, or one row an item.
-    """
-    ids, counts = labels.values, labels.counts
-    if not len(labels) or not counts.all() or len(labels) not in (1, num_items):
-        return None
-    if int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
-        return None
-    rows = np.repeat(np.arange(len(labels), dtype=np.int64), counts)
-    if len(np.unique(rows * vocab_size + ids)) < len(ids):
-        return None
-    return Labels(ids, counts if len(labels) > 1 else NO_INTS)

@@ -178,7 +178,7 @@ class PackedResult(msgspec.Struct, frozen=True):
 
     Attributes:
         message: why, unless the status is OK.
-        values: float32 bytes, see `PackedRows`; empty unless the status is OK.
+        values: float32 bytes, see module `read`; empty unless the status is OK.
         forwards, tokens_computed: how many the request took.
         queue_ms, compute_ms: from its arrival to the first launch, and from there to its end.
         retry_after_s: for a rejected request, estimated time until there is room; 0 if unknown.

@@ -14,7 +14,6 @@ BLOCK_TOKENS = 16
 REMEMBERED_BLOCKS = 1 << 16
 """Most blocks remembered (about 10 MB); those not seen for longest are forgotten first."""
 
-
 _WORTH_A_LOOK = 256
 """A prompt that shares no prefix is always looked up in the cache from this many tokens on."""
 

@@ -136,17 +136,9 @@ def lines_of(compiled: Iterable[Compiled]) -> str:
 
 def _line(compiled: Compiled) -> str:
     variant = compiled.variant
-    cells = (
-        compiled.kernel,
-        f'"{variant.name}"',
-        variant.num_warps,
-        variant.num_stages,
-        compiled.registers,
-        compiled.spill_bytes,
-        compiled.shared_bytes,
-        "yes" if compiled.has_wgmma else "no",
-    )
-    return ",".join(map(str, cells)) + "\n"
+    launch = f'{compiled.kernel},"{variant.name}",{variant.num_warps},{variant.num_stages}'
+    needs = f"{compiled.registers},{compiled.spill_bytes},{compiled.shared_bytes}"
+    return f"{launch},{needs},{'yes' if compiled.has_wgmma else 'no'}\n"
 
 
 if __name__ == "__main__":

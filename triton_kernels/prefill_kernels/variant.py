@@ -28,5 +28,5 @@ class Variant:
     signature: Mapping[str, TypeSpec]
     constexprs: Mapping[str, Any]
     num_warps: int
-    num_stages: int
-    needs_wgmma: bool
+    num_stages: int = 1
+    needs_wgmma: bool = False

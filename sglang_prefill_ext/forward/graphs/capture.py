@@ -15,7 +15,6 @@ Work: TypeAlias = Callable[[], Tensor]
 WARM_UPS = 2
 """Runs before a capture, in which kernels are compiled and libraries allocate workspaces."""
 
-
 Capture: TypeAlias = Callable[[Work], Work]
 """Records work; returns a function that runs it again, on the same tensors and into the same
 result. Raises a `RuntimeError` if the work cannot be recorded."""
@@ -27,8 +26,13 @@ def call_again(work: Work) -> Work:
     return work
 
 
-def cuda_capture() -> Capture:
-    """Return a `Capture` by CUDA graphs that share one memory pool: no two ever run at a time."""
+def capture_for(device: torch.device) -> Capture:
+    """Return the `Capture` for a device.
+
+    CUDA graphs share one memory pool, as no two of them ever run at a time.
+    """
+    if device.type != "cuda":
+        return call_again
     pool = torch.cuda.graph_pool_handle()
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
@@ -55,8 +59,3 @@ def _replayed(graph: torch.cuda.CUDAGraph, result: Tensor, _work: Work) -> Tenso
     """Replay a graph; it reads the tensors that `_work` keeps alive."""
     graph.replay()
     return result
-
-
-def capture_for(device: torch.device) -> Capture:
-    """Return the `Capture` for a device."""
-    return cuda_capture() if device.type == "cuda" else call_again

@@ -18,7 +18,7 @@ from torch import Tensor
 from sglang_prefill_ext.attention.prefix_libraries import LIBRARIES
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.forward.graphs.capture import capture_for
-from sglang_prefill_ext.forward.graphs.forward_graph import ForwardGraph
+from sglang_prefill_ext.forward.graphs.forward_graph import HELD_TOKENS, ForwardGraph, GraphSlots
 from sglang_prefill_ext.forward.graphs.plan import (
     NO_GRAPHS,
     REPLAYED,
@@ -26,7 +26,6 @@ from sglang_prefill_ext.forward.graphs.plan import (
     eager_reason,
     sizes_up_to,
 )
-from sglang_prefill_ext.forward.graphs.slots import HELD_TOKENS, GraphSlots
 from sglang_prefill_ext.forward.kv_pool import KVPool
 from sglang_prefill_ext.forward.memory import kept_bytes
 from sglang_prefill_ext.forward.model import Model

@@ -107,12 +107,7 @@ class LabelReader:
         return values_by_chunk(hidden, reads, logits_of, most, pick)
 
 
-def _read_with_kernel(
-    hidden: Tensor,
-    head: ProductHead,
-    reads: Reads,
-    normalised: bool,
-) -> Tensor:
+def _read_with_kernel(hidden: Tensor, head: ProductHead, reads: Reads, normalised: bool) -> Tensor:
     rows = np.repeat(np.arange(len(reads), dtype=np.int32), reads.lens)
     label, row = upload([reads.label_ids, rows], hidden.device)
     logits, lse = label_readout(

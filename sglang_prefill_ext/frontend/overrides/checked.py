@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sglang_prefill_ext.wire.arrays import NO_OVERRIDES, EmbeddingKind, OverrideArray
 from sglang_prefill_ext.wire.checks import wrong
-
-Matrix: TypeAlias = NDArray[np.floating]
 
 
 def checked_overrides(field: str, value: Any, kind: EmbeddingKind) -> OverrideArray:
@@ -49,7 +46,7 @@ def checked_overrides(field: str, value: Any, kind: EmbeddingKind) -> OverrideAr
     return matrix
 
 
-def joined_overrides(matrices: Sequence[Matrix]) -> OverrideArray:
+def joined_overrides(matrices: Sequence[OverrideArray]) -> OverrideArray:
     """All rows in one matrix: float16 if all matrices are, else float32."""
     if not matrices:
         return NO_OVERRIDES

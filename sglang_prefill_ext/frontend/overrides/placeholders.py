@@ -10,11 +10,7 @@ import numpy as np
 
 from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall, Positional
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
-from sglang_prefill_ext.frontend.overrides.checked import (
-    Matrix,
-    checked_overrides,
-    joined_overrides,
-)
+from sglang_prefill_ext.frontend.overrides.checked import checked_overrides, joined_overrides
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall
 from sglang_prefill_ext.wire.arrays import (
     EmbeddingKind,
@@ -116,7 +112,7 @@ def _at_placeholders(placeholder: int | None, prompt: Int32Array, embeds: Any) -
 
 def checked_matrices(
     call: ScoreCall, in_query: int, kind: EmbeddingKind
-) -> tuple[list[Matrix | None], list[Matrix | None]]:
+) -> tuple[list[OverrideArray | None], list[OverrideArray | None]]:
     """Embeddings of the query, one matrix for all items or one an item; and those of the items.
 
     Items that share an array share its matrix.
@@ -128,9 +124,9 @@ def checked_matrices(
     Raises:
         RequestError: see `checked_overrides`.
     """
-    known: dict[int, Matrix] = {}
+    known: dict[int, OverrideArray] = {}
 
-    def checked(field: str, value: Any) -> Matrix | None:
+    def checked(field: str, value: Any) -> OverrideArray | None:
         if value is None:
             return None
         if id(value) not in known:
@@ -153,7 +149,7 @@ def checked_matrices(
 
 
 def _numbered(
-    groups: Sequence[list[Matrix | None]],
+    groups: Sequence[list[OverrideArray | None]],
 ) -> tuple[OverrideArray, list[list[list[int] | None]]]:
     """Return one table of all matrices, and the ids that name the rows of each.
 

@@ -80,9 +80,7 @@ def take_score_overrides(fields: dict[str, Any], config: PrefillOnlyConfig) -> B
     return BodyOverrides(found) if found else None
 
 
-def take_decision_overrides(
-    fields: dict[str, Any], _config: PrefillOnlyConfig
-) -> BodyOverrides | None:
+def take_decision_overrides(fields: dict[str, Any]) -> BodyOverrides | None:
     """Take the embeddings out of the fields of a body of ``/v1/decisions``; None without any.
 
     They replace, in order, the placeholders of every question's prompt.

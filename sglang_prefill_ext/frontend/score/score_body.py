@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 
@@ -26,8 +25,6 @@ from sglang_prefill_ext.frontend.score.body_forms import (
     take_score_overrides,
 )
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall
-
-_Take: TypeAlias = Callable[[dict[str, Any], PrefillOnlyConfig], BodyOverrides | None]
 
 
 class _Body(msgspec.Struct, forbid_unknown_fields=True):
@@ -98,7 +95,8 @@ class ScoreBody:
         Raises:
             RequestError: a base64 array is wrong; the message names the field.
         """
-        return _stock_body(self.body, self.fields, take_score_overrides, config)
+        listed, taken = put_lists(self.fields, config), take_score_overrides(self.fields, config)
+        return _stock_body(self.body, self.fields, listed, taken)
 
 
 def stock_score_body(body: bytes, config: PrefillOnlyConfig) -> tuple[bytes, BodyOverrides | None]:
@@ -111,13 +109,12 @@ def stock_decision_body(
 ) -> tuple[bytes, BodyOverrides | None]:
     """See `ScoreBody.stock`; for a body of ``/v1/decisions``."""
     fields = fields_of(body, ARRAYS_MARK, DECISION_MARK)
-    return _stock_body(body, fields, take_decision_overrides, config)
+    return _stock_body(body, fields, put_lists(fields, config), take_decision_overrides(fields))
 
 
 def _stock_body(
-    body: bytes, fields: dict[str, Any], take: _Take, config: PrefillOnlyConfig
+    body: bytes, fields: dict[str, Any], listed: bool, taken: BodyOverrides | None
 ) -> tuple[bytes, BodyOverrides | None]:
-    listed, taken = put_lists(fields, config), take(fields, config)
     return (msgspec.json.encode(fields) if listed or taken else body), taken
 
 

@@ -6,16 +6,13 @@ import math
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from sglang_prefill_ext.wire.arrays import FlatRows, int_array, lens_of_rows
-from sglang_prefill_ext.wire.flat import flat_labels
+import numpy as np
+
+from sglang_prefill_ext.wire.arrays import NO_INTS, FlatRows, int_array, lens_of_rows
 from sglang_prefill_ext.wire.read import Labels
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
-OVERRIDES = (
-    "query_embed_overrides",
-    "item_embed_overrides",
-    "stacked_query_item_embed_overrides",
-)
+OVERRIDES = ("query_embed_overrides", "item_embed_overrides", "stacked_query_item_embed_overrides")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +160,7 @@ def pack_labels(labels: Any, num_items: int, vocab_size: int) -> Labels | None:
         labels: one list for all items, or one list an item.
     """
     if isinstance(labels, FlatRows):
-        return flat_labels(labels, num_items, vocab_size)
+        return _flat_labels(labels, num_items, vocab_size)
     if not isinstance(labels, list) or not labels:
         return None
     if not isinstance(labels[0], list):
@@ -173,6 +170,19 @@ def pack_labels(labels: Any, num_items: int, vocab_size: int) -> Labels | None:
         return None
     flat = [token for one in labels for token in one]
     return Labels(int_array(flat), lens_of_rows(labels))
+
+
+def _flat_labels(labels: FlatRows, num_items: int, vocab_size: int) -> Labels | None:
+    """`pack_labels` of arrays: one row for all items, or one row an item."""
+    ids, counts = labels.values, labels.counts
+    if not len(labels) or not counts.all() or len(labels) not in (1, num_items):
+        return None
+    if int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
+        return None
+    rows = np.repeat(np.arange(len(labels), dtype=np.int64), counts)
+    if len(np.unique(rows * vocab_size + ids)) < len(ids):
+        return None
+    return Labels(ids, counts if len(labels) > 1 else NO_INTS)
 
 
 def _is_plain(labels: Any, vocab_size: int) -> bool:

@@ -11,7 +11,7 @@ from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.pack import pack_token_ids, shared_len, shared_once
 from sglang_prefill_ext.frontend.score.score_call import pack_labels
 from sglang_prefill_ext.wire.arrays import NO_INTS, FlatRows, int_array
-from sglang_prefill_ext.wire.flat import check_ids, flat_labels, flat_rows, int32_array
+from sglang_prefill_ext.wire.flat import check_ids, flat_rows, int32_array
 from sglang_prefill_ext.wire.read import Labels
 
 VOCAB = 40
@@ -66,7 +66,7 @@ def test_long_common_beginnings_are_found_whole() -> None:
 
 @given(st.lists(st.lists(st.integers(-1, 6), max_size=3), max_size=4), st.integers(1, 4))
 def test_labels_are_judged_like_lists(rows: list[list[int]], items: int) -> None:
-    found = flat_labels(flat(rows), items, 6)
+    found = pack_labels(flat(rows), items, 6)
     wanted = pack_labels(rows[0] if len(rows) == 1 else rows, items, 6)
     assert (found is None) == (wanted is None)
     if found is not None and wanted is not None:

@@ -18,11 +18,5 @@ def variants() -> Iterator[Variant]:
         signature |= {f"{side}_{name}": "*i32:16" for name in ("experts", "padded")}
         signature |= {f"{side}_block": "i32", f"{side}_fixed": "fp32", f"{side}_row": "fp32"}
     yield Variant(
-        "any blocks",
-        block_choice_kernel,
-        signature,
-        {"CHUNK": CHUNK},
-        num_warps=NUM_WARPS,
-        num_stages=1,
-        needs_wgmma=False,
+        "any blocks", block_choice_kernel, signature, {"CHUNK": CHUNK}, num_warps=NUM_WARPS
     )

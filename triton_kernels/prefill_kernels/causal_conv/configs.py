@@ -9,9 +9,7 @@ from prefill_kernels.variant import TypeSpec, Variant
 
 BLOCK_TOKENS = 16
 BLOCK_CHANNELS = 128
-
 NUM_WARPS = 4
-
 
 _LAYERS = {
     "8192 channels": {"C": 8192, "FIRST": 2048, "SECOND": 2048, "W": 4, "SILU": True},
@@ -37,11 +35,5 @@ def variants() -> Iterator[Variant]:
         signature |= {"order": "*i32:16", "previous": "*i32:16"}
         signature |= {"x_stride": "i32:16", "num_tokens": "i32"}
         yield Variant(
-            f"{dtype}, {name}",
-            causal_conv_kernel,
-            signature,
-            constexprs,
-            num_warps=NUM_WARPS,
-            num_stages=1,
-            needs_wgmma=False,
+            f"{dtype}, {name}", causal_conv_kernel, signature, constexprs, num_warps=NUM_WARPS
         )

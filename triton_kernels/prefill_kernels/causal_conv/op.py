@@ -89,12 +89,7 @@ _CHECKED = PreparedLaunches[bool]()
 
 
 def _check(
-    x: Tensor,
-    held: Tensor,
-    taps: Taps,
-    weight: Tensor,
-    bias: Tensor | None,
-    sizes: Sequence[int],
+    x: Tensor, held: Tensor, taps: Taps, weight: Tensor, bias: Tensor | None, sizes: Sequence[int]
 ) -> None:
     check_launchable("x", x)
     check_tensor("x", x, (None, None), _FLOATS, x.device)

@@ -65,8 +65,6 @@ def _labels_variant(dtype: str) -> Variant:
         | {"vocab_start": "i32:16"},
         {"SOFTCAP": 0.0, "BLOCK_DIM": LABEL_BLOCK_DIM},
         num_warps=LABEL_NUM_WARPS,
-        num_stages=1,
-        needs_wgmma=False,
     )
 
 

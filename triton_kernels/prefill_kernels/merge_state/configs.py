@@ -57,6 +57,4 @@ def _variant(name: str, dtype: torch.dtype, head_dim: int, parts: int | None) ->
         signature,
         constexprs(head_dim, dtype),
         num_warps=NUM_WARPS,
-        num_stages=1,
-        needs_wgmma=False,
     )
