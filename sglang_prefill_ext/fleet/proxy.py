@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 import aiohttp
 from starlette.requests import Request
+from starlette.types import Send
 from yarl import URL
 
 from sglang_prefill_ext.attach.http_connections import KEEP_ALIVE_S
@@ -50,7 +49,7 @@ async def hand_on(
     url: str,
     request: Request,
     body: bytes,
-    send: Callable[[Any], Awaitable[None]],
+    send: Send,
 ) -> None:
     """Have an engine answer a request.
 
@@ -100,9 +99,7 @@ async def hand_on(
         logger.warning("%s The answer that it had begun is cut off.", why)
 
 
-async def _relay(
-    response: aiohttp.ClientResponse, target: URL, send: Callable[[Any], Awaitable[None]]
-) -> None:
+async def _relay(response: aiohttp.ClientResponse, target: URL, send: Send) -> None:
     """Send an answer on as it comes, but for its end."""
     headers = [
         (name, _redirect(value, target) if name == b"location" else value)
