@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated
 
 import numpy as np
@@ -105,11 +106,7 @@ def compare(
     reason = f": {facts['reason']}" if facts["reason"] else ""
     typer.echo(f"Line {line} takes the {facts['path']} path{reason}")
     with interrupted_at_once(), PrefillClient(url, api_key=api_key) as client:
-
-        def asked(some: Sequence[Record], *, stock: bool, concurrency: int) -> Answers:
-            options = Options(timeout_s=timeout, stock=stock)
-            return _asked(client, some, label_token_ids, options, concurrency)
-
+        asked = partial(_asked, client, label_token_ids, timeout)
         packed = asked(records, stock=False, concurrency=concurrency)
         stock = asked(records, stock=True, concurrency=concurrency)
         differences = _differences(packed, stock, tolerance)
@@ -143,12 +140,14 @@ def _first(records: Sequence[Record], labels: str | None) -> tuple[int, Fields]:
 
 def _asked(
     client: PrefillClient,
-    records: Sequence[Record],
     labels: str | None,
-    options: Options,
+    timeout_s: float | None,
+    records: Sequence[Record],
+    *,
+    stock: bool,
     concurrency: int,
 ) -> Answers:
-    found = Answers()
+    found, options = Answers(), Options(timeout_s=timeout_s, stock=stock)
 
     def answer(fields: Fields) -> Fields:
         arguments = score_arguments(fields, labels)

@@ -92,16 +92,13 @@ def error_of(asked: str, error: Any) -> PrefillExtError:
 
 def _retry_after_s(error: Any) -> float | None:
     """Seconds after which the server wants a repeat; None if it does not say, or illegibly."""
-    for name, value in error.trailing_metadata() or ():
-        if name != _DETAILS:
-            continue
-        try:
-            for detail in Status.FromString(value).details:
-                wait = RetryInfo()
-                if detail.Unpack(wait):
-                    return max(0.0, float(wait.retry_delay.ToMilliseconds()) / 1e3)
-        except DecodeError:
-            return None
+    sent = (value for name, value in error.trailing_metadata() or () if name == _DETAILS)
+    wait = RetryInfo()
+    try:
+        if any(detail.Unpack(wait) for detail in Status.FromString(next(sent, b"")).details):
+            return max(0.0, float(wait.retry_delay.ToMilliseconds()) / 1e3)
+    except DecodeError:
+        pass
     return None
 
 

@@ -100,9 +100,7 @@ class Attempts:
         self._replicas = replicas
         self._loads = loads
 
-    async def ask(
-        self, part: RowsPart, first: str, state: ReplicaState, options: RequestOptions
-    ) -> PartAnswer:
+    async def ask(self, part: RowsPart, first: Choice, options: RequestOptions) -> PartAnswer:
         """Have one part served, and return the first good answer, or the last bad one."""
         running: dict[asyncio.Task[PartAnswer], _Attempt] = {}
 
@@ -113,12 +111,13 @@ class Attempts:
             running[task] = _Attempt(replica, load, ticket)
             self.counts["parts"] += 1
 
-        if first not in self._loads:  # it has gone since this was planned
+        tried, state = first
+        if tried not in self._loads:  # it has gone since this was planned
             choice = part.soonest(self._choices())
             if choice is None:
-                return part.failed(first, Status.UNREACHABLE, NO_ENGINE)
-            first, state = choice
-        begin(first, state)
+                return part.failed(tried, Status.UNREACHABLE, NO_ENGINE)
+            tried, state = choice
+        begin(tried, state)
         other: Choice | None = None
         try:
             while True:
@@ -130,11 +129,7 @@ class Attempts:
                         return answer
                     last = answer
                 if other is None:
-                    other = (
-                        self._sooner(part, first)
-                        if running
-                        else self._other(part, last.result, first)
-                    )
+                    other = self._sooner(part, tried) if running else self._other(part, last, tried)
                     if other is not None:
                         self.counts["asked_twice" if running else "retried"] += 1
                         begin(*other)
@@ -143,8 +138,8 @@ class Attempts:
         finally:
             for task, attempt in running.items():
                 task.cancel()
-                now_s, (_, load, ticket) = time.monotonic(), attempt
-                (load.given_up if load.is_late(now_s) else load.cancelled)(ticket, now_s)
+                now_s, load = time.monotonic(), attempt.load
+                (load.given_up if load.is_late(now_s) else load.cancelled)(attempt.ticket, now_s)
 
     def _ended(
         self, part: RowsPart, attempt: _Attempt, task: asyncio.Task[PartAnswer]
@@ -167,7 +162,7 @@ class Attempts:
             load.ended(ticket, now_s, ok=True)
         return part.named(replica, answer)
 
-    def _other(self, part: RowsPart, last: PackedResult, tried: str) -> Choice | None:
+    def _other(self, part: RowsPart, last: PartAnswer, tried: str) -> Choice | None:
         """Choose the replica that is asked again for a part that failed; None if there is none.
 
         It is another replica. If there is no other and only the connection broke, the same one is
@@ -175,7 +170,7 @@ class Attempts:
         """
         choices = self._choices()
         others = [each for each in choices if each[0] != tried]
-        if not others and last.status is Status.UNREACHABLE:
+        if not others and last.result.status is Status.UNREACHABLE:
             others = choices
         return part.soonest(others)
 

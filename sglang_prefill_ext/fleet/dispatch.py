@@ -104,16 +104,13 @@ class Dispatcher:
         return join_results(rows, list(zip([each.numbers for each in parts], answers, strict=True)))
 
     async def _all(
-        self,
-        parts: list[RowsPart],
-        firsts: list[Choice],
-        options: RequestOptions,
+        self, parts: list[RowsPart], firsts: list[Choice], options: RequestOptions
     ) -> list[PartAnswer]:
         """Return the answers to all parts; or only the first bad one, and cancel the others."""
         if len(parts) == 1:
-            return [await self.attempts.ask(parts[0], *firsts[0], options)]
+            return [await self.attempts.ask(parts[0], firsts[0], options)]
         tasks = [
-            asyncio.ensure_future(self.attempts.ask(part, *first, options))
+            asyncio.ensure_future(self.attempts.ask(part, first, options))
             for part, first in zip(parts, firsts, strict=True)
         ]
         try:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 import aiohttp
 from starlette.requests import Request
+from starlette.types import Send
 from yarl import URL
 
 from sglang_prefill_ext.attach.http_connections import KEEP_ALIVE_S
@@ -50,7 +49,7 @@ async def hand_on(
     url: str,
     request: Request,
     body: bytes,
-    send: Callable[[Any], Awaitable[None]],
+    send: Send,
 ) -> None:
     """Have an engine answer a request.
 
@@ -67,54 +66,26 @@ async def hand_on(
         EngineUnavailableError: the engine went before its answer began.
         DeadlineExceededError: the answer had not begun by the timeout that the client gave.
     """
-    target = _target(url, request)
-    async with until_departure(request):
-        await _answer(http, url, target, request, body, send)
-
-
-async def _answer(
-    http: aiohttp.ClientSession,
-    url: str,
-    target: URL,
-    request: Request,
-    body: bytes,
-    send: Callable[[Any], Awaitable[None]],
-) -> None:
-    begun, timeout = False, _timeout_of(request)
-    headers = [
-        (name.decode("latin-1"), value.decode("latin-1"))
-        for name, value in request.headers.raw
-        if name.lower() not in _HANDLED
-    ]
-    if timeout is not None:
-        headers = [pair for pair in headers if pair[0] != TIMEOUT_HEADER]
-        headers.append((TIMEOUT_HEADER, timeout))
+    target, timeout, begun = _target(url, request), _timeout_of(request), False
     timeout_s = None if timeout is None else int(timeout) / 1e3 + _SLACK_S
     try:
-        async with asyncio.timeout(timeout_s) as limit:
-            async with http.request(
-                request.method,
-                target,
-                data=body or None,
-                headers=headers,
-                skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-                allow_redirects=False,
-                timeout=_CONNECT_TIMEOUT,
-            ) as response:
+        async with until_departure(request):
+            async with (
+                asyncio.timeout(timeout_s) as limit,
+                http.request(
+                    request.method,
+                    target,
+                    data=body or None,
+                    headers=_headers_for_engine(request, timeout),
+                    skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+                    allow_redirects=False,
+                    timeout=_CONNECT_TIMEOUT,
+                ) as response,
+            ):
                 limit.reschedule(None)
                 begun = True
-                raw = [(k.lower(), v) for k, v in response.raw_headers]
-                kept = [
-                    (name, _redirect(value, target) if name == b"location" else value)
-                    for name, value in raw
-                    if name not in _WRITTEN_HERE
-                ]
-                await send(
-                    {"type": "http.response.start", "status": response.status, "headers": kept}
-                )
-                async for chunk in response.content.iter_any():
-                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
+                await _relay(response, target, send)
+            await send({"type": "http.response.body", "body": b""})
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
         raise NotSentError(f"Engine {url} cannot be reached ({error}).") from error
     except TimeoutError as error:
@@ -126,6 +97,29 @@ async def _answer(
         if not begun:
             raise EngineUnavailableError(why) from error
         logger.warning("%s The answer that it had begun is cut off.", why)
+
+
+async def _relay(response: aiohttp.ClientResponse, target: URL, send: Send) -> None:
+    """Send an answer on as it comes, but for its end."""
+    headers = [
+        (name, _redirect(value, target) if name == b"location" else value)
+        for name, value in ((name.lower(), value) for name, value in response.raw_headers)
+        if name not in _WRITTEN_HERE
+    ]
+    await send({"type": "http.response.start", "status": response.status, "headers": headers})
+    async for chunk in response.content.iter_any():
+        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+
+def _headers_for_engine(request: Request, timeout: str | None) -> list[tuple[str, str]]:
+    """The headers of a request that are handed on, with this timeout if there is one."""
+    dropped = _HANDLED if timeout is None else _HANDLED | {TIMEOUT_HEADER.encode()}
+    headers = [
+        (name.decode("latin-1"), value.decode("latin-1"))
+        for name, value in request.headers.raw
+        if name.lower() not in dropped
+    ]
+    return headers if timeout is None else [*headers, (TIMEOUT_HEADER, timeout)]
 
 
 def _target(url: str, request: Request) -> URL:

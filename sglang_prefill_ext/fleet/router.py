@@ -5,14 +5,14 @@ from __future__ import annotations
 import hmac
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import msgspec
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from sglang_prefill_ext.attach.session import Session
 from sglang_prefill_ext.errors import (
@@ -49,8 +49,6 @@ _readable_by_pages = partial(
 )
 """Lets pages of any origin read an answer, as SGLang does; an engine's answers say so already."""
 
-_Send = Callable[[Any], Awaitable[None]]
-
 
 class Router:
     """An ASGI application: divides what can be divided, and hands everything else on.
@@ -80,14 +78,14 @@ class Router:
         offer = self._fleet.offer
         self._routes = DividedRoutes(offer, session) if offer and session else None
 
-    async def __call__(self, scope: Any, receive: Any, send: _Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             await self._serve(Request(scope, receive), send)
         else:  # a WebSocket; those of SGLang are not handed on
             await receive()
             await send({"type": "websocket.close", "code": 1011})
 
-    async def _serve(self, request: Request, send: _Send) -> None:
+    async def _serve(self, request: Request, send: Send) -> None:
         path = request.scope["path"]
         try:
             body = await request.body()
@@ -133,7 +131,7 @@ class Router:
             return None
         return Response(content, 200, READS_ARRAYS, JSON)
 
-    async def _hand_on(self, request: Request, body: bytes, send: _Send) -> None:
+    async def _hand_on(self, request: Request, body: bytes, send: Send) -> None:
         """Have an engine serve a request as a whole; another one if the first cannot be reached."""
         await self._fleet.whole.served(
             lambda replica: hand_on(self._fleet.http, replica.url, request, body, send),

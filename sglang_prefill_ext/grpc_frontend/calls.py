@@ -1,27 +1,17 @@
-"""Serves calls for scores and vectors, packed here or by the engine, and reports their errors."""
+"""Serves calls for scores and vectors, packed here or by the engine."""
 
 from __future__ import annotations
 
-import math
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import grpc
 import numpy as np
-from google.protobuf.any_pb2 import Any
-from google.rpc.error_details_pb2 import BadRequest, RetryInfo
-from google.rpc.status_pb2 import Status
 from numpy.typing import NDArray
 
 from sglang_prefill_ext.attach.messages import StockAnswer, StockScore, StockVectors
 from sglang_prefill_ext.attach.session import Session
-from sglang_prefill_ext.errors import (
-    EngineUnavailableError,
-    PrefillExtError,
-    RequestError,
-    ServerBusyError,
-)
+from sglang_prefill_ext.errors import PrefillExtError
 from sglang_prefill_ext.frontend.answers import flat_scores
 from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
@@ -99,7 +89,28 @@ def _response(call: ScoreCall, rows: PackedRows, answer: PackedResult) -> pb.Sco
     )
 
 
-async def vectors(
+async def embed(
+    session: Session, request: pb.EmbedRequest, options: CallOptions
+) -> pb.EmbedResponse:
+    """Serve a request; raises as `score` does."""
+    found, usage = await _vectors(session, request, options, request.dimensions)
+    return pb.EmbedResponse(vectors=found.tobytes(), width=found.shape[1], usage=usage)
+
+
+async def classify(
+    session: Session, request: pb.ClassifyRequest, options: CallOptions
+) -> pb.ClassifyResponse:
+    """Serve a request; raises as `score` does."""
+    found, usage = await _vectors(session, request, options)
+    return pb.ClassifyResponse(
+        values=found.tobytes(),
+        width=found.shape[1],
+        class_names=session.facts.class_names,
+        usage=usage,
+    )
+
+
+async def _vectors(
     session: Session,
     request: pb.EmbedRequest | pb.ClassifyRequest,
     options: CallOptions,
@@ -109,9 +120,6 @@ async def vectors(
 
     Args:
         dimensions: leading numbers of each vector; 0 for all.
-
-    Raises:
-        PrefillExtError: the call is wrong, or ended badly.
     """
     try:
         with counted(session.path.metrics):
@@ -165,14 +173,6 @@ async def _token_ids(session: Session, prompts: list[str] | FlatRows) -> list[In
     return prompts.rows()
 
 
-_RETRY_S = 1.0  # nobody knows when the engine will be back
-
-_MOST_TOLD = 1200
-"""Most bytes of an error's message. gRPC's trailers have it up to three times, escaped, and clients
-refuse trailers of more than 8 KB. They would see RESOURCE_EXHAUSTED instead, and repeat the call.
-"""
-
-
 @contextmanager
 def counted(metrics: FrontendMetrics) -> Iterator[None]:
     """Count the error of a packed call inside, if it raises one."""
@@ -181,23 +181,3 @@ def counted(metrics: FrontendMetrics) -> Iterator[None]:
     except PrefillExtError as error:
         metrics.record_error(end_by(error).counted)
         raise
-
-
-def status_of(error: PrefillExtError) -> tuple[grpc.StatusCode, Status]:
-    """Return the code of an error, and the beginning of its message with the details that a program
-    can read."""
-    code = grpc.StatusCode[end_by(error).grpc]
-    message = str(error).encode(errors="replace")[:_MOST_TOLD].decode(errors="ignore")
-    status = Status(code=code.value[0], message=message)
-    detail = Any()
-    if isinstance(error, RequestError):
-        violation = BadRequest.FieldViolation(field=error.field, description=message)
-        detail.Pack(BadRequest(field_violations=[violation]))
-    elif isinstance(error, (ServerBusyError, EngineUnavailableError)):
-        wait = RetryInfo()
-        asked_s = error.retry_after_s if isinstance(error, ServerBusyError) else 0.0
-        wait.retry_delay.FromMilliseconds(math.ceil((asked_s or _RETRY_S) * 1e3))
-        detail.Pack(wait)
-    if detail.type_url:
-        status.details.append(detail)
-    return code, status

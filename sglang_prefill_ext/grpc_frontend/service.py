@@ -1,31 +1,42 @@
-"""Implements the methods of the gRPC service `prefill_ext.v1.Prefill`."""
+"""Implements the methods of the gRPC service `prefill_ext.v1.Prefill`, and reports errors."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from functools import partial
 from typing import Any, NoReturn, TypeVar, cast
 
 import grpc
+from google.rpc.error_details_pb2 import BadRequest, RetryInfo
+from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
 
 from sglang_prefill_ext.attach.session import Session
-from sglang_prefill_ext.errors import EngineUnavailableError, PackedForwardError, PrefillExtError
+from sglang_prefill_ext.errors import (
+    EngineUnavailableError,
+    PackedForwardError,
+    PrefillExtError,
+    RequestError,
+    ServerBusyError,
+)
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
-from sglang_prefill_ext.grpc_frontend.calls import score, status_of, vectors
+from sglang_prefill_ext.grpc_frontend.calls import classify, embed, score
 from sglang_prefill_ext.grpc_frontend.questions import (
     CallOptions,
     next_items,
     options_of,
     without_items,
 )
+from sglang_prefill_ext.wire.status import end_by
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
+RequestT = TypeVar("RequestT", bound=Any)
+AnswerT = TypeVar("AnswerT")
 
 _TOO_LARGE = "The answer has {} bytes, the limit is {}. Ask for fewer items or labels at a time."
 
@@ -45,25 +56,25 @@ class PrefillService:
         self._most_bytes = most_bytes
 
     async def Score(self, request: pb.ScoreRequest, context: Any) -> pb.ScoreResponse:  # noqa: N802
-        return await self._answer(context, self._score(request, context))
+        return await self._answer(context, self._ask(score, request, context))
 
     async def ScoreStream(  # noqa: N802
         self, requests: AsyncIterator[pb.ScoreRequest], context: Any
     ) -> AsyncIterator[pb.ScoreResponse]:
-        serve = partial(self._score, context=context)
+        serve = partial(self._ask, score, context=context)
         async with aclosing(in_order(_whole(requests), serve, at_a_time=_AT_A_TIME)) as answers:
             while (answer := await self._answer(context, anext(answers, None))) is not None:
                 yield answer
 
     async def Embed(self, request: pb.EmbedRequest, context: Any) -> pb.EmbedResponse:  # noqa: N802
-        return await self._answer(context, self._embed(request, context))
+        return await self._answer(context, self._ask(embed, request, context))
 
     async def Classify(  # noqa: N802
         self, request: pb.ClassifyRequest, context: Any
     ) -> pb.ClassifyResponse:
-        return await self._answer(context, self._classify(request, context))
+        return await self._answer(context, self._ask(classify, request, context))
 
-    async def _answer(self, context: Any, work: Awaitable[T]) -> T:
+    async def _answer(self, context: Any, work: Awaitable[AnswerT]) -> AnswerT:
         """Return what the work returns; its errors, or its size, may end the call with a status."""
         try:
             answer: Any = await work
@@ -75,47 +86,28 @@ class PrefillService:
         else:
             size = 0 if answer is None else answer.ByteSize()
             if size <= self._most_bytes:
-                return cast(T, answer)
+                return cast(AnswerT, answer)
             message = _TOO_LARGE.format(size, self._most_bytes)
             await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, message)
         code, status = status_of(wrong)
         details = rpc_status.to_status(status).trailing_metadata
         await _abort(context, code, status.message, details)
 
-    async def _score(self, request: pb.ScoreRequest, context: Any) -> pb.ScoreResponse:
-        options = _options(request, context)
-        return await self._by_session(lambda session: score(session, request, options))
-
-    async def _embed(self, request: pb.EmbedRequest, context: Any) -> pb.EmbedResponse:
-        options, dimensions = _options(request, context), request.dimensions
-        found, usage = await self._by_session(
-            lambda session: vectors(session, request, options, dimensions)
-        )
-        return pb.EmbedResponse(vectors=found.tobytes(), width=found.shape[1], usage=usage)
-
-    async def _classify(self, request: pb.ClassifyRequest, context: Any) -> pb.ClassifyResponse:
-        options = _options(request, context)
-
-        async def classify(session: Session) -> pb.ClassifyResponse:
-            values, usage = await vectors(session, request, options)
-            return pb.ClassifyResponse(
-                values=values.tobytes(),
-                width=values.shape[1],
-                class_names=session.facts.class_names,
-                usage=usage,
-            )
-
-        return await self._by_session(classify)
-
-    async def _by_session(self, ask: Callable[[Session], Awaitable[T]]) -> T:
+    async def _ask(
+        self,
+        serve: Callable[[Session, RequestT, CallOptions], Awaitable[AnswerT]],
+        request: RequestT,
+        context: Any,
+    ) -> AnswerT:
         """Serve with the current session; if it ends and a new one has begun, serve with that."""
+        options = options_of(request.options, context.time_remaining())
         session = self._session()
         try:
-            return await ask(session)
+            return await serve(session, request, options)
         except EngineUnavailableError:
             if self._session() is session:
                 raise
-            return await ask(self._session())
+            return await serve(self._session(), request, options)
 
 
 async def _whole(requests: AsyncIterator[pb.ScoreRequest]) -> AsyncIterator[pb.ScoreRequest]:
@@ -129,10 +121,6 @@ async def _whole(requests: AsyncIterator[pb.ScoreRequest]) -> AsyncIterator[pb.S
             yield next_items(shared, request)
 
 
-def _options(request: Any, context: Any) -> CallOptions:
-    return options_of(request.options, context.time_remaining())
-
-
 async def _abort(context: Any, code: grpc.StatusCode, message: str, details: Any = ()) -> NoReturn:
     """End a call with a status.
 
@@ -144,10 +132,6 @@ async def _abort(context: Any, code: grpc.StatusCode, message: str, details: Any
     except grpc.aio.InternalError as ended:
         raise asyncio.CancelledError from ended
     raise AssertionError("`abort` has raised")
-
-
-RequestT = TypeVar("RequestT")
-AnswerT = TypeVar("AnswerT")
 
 
 async def in_order(
@@ -183,3 +167,28 @@ async def in_order(
         for each in (reader, *started):
             each.cancel()
         await asyncio.gather(reader, *started, return_exceptions=True)
+
+
+_RETRY_S = 1.0  # nobody knows when the engine will be back
+
+_MOST_TOLD = 1200
+"""Most bytes of an error's message. gRPC's trailers have it up to three times, escaped, and clients
+refuse trailers of more than 8 KB. They would see RESOURCE_EXHAUSTED instead, and repeat the call.
+"""
+
+
+def status_of(error: PrefillExtError) -> tuple[grpc.StatusCode, Status]:
+    """Return the code of an error, and the beginning of its message with the details that a program
+    can read."""
+    code = grpc.StatusCode[end_by(error).grpc]
+    message = str(error).encode(errors="replace")[:_MOST_TOLD].decode(errors="ignore")
+    status = Status(code=code.value[0], message=message)
+    if isinstance(error, RequestError):
+        violation = BadRequest.FieldViolation(field=error.field, description=message)
+        status.details.add().Pack(BadRequest(field_violations=[violation]))
+    elif isinstance(error, (ServerBusyError, EngineUnavailableError)):
+        wait = RetryInfo()
+        asked_s = error.retry_after_s if isinstance(error, ServerBusyError) else 0.0
+        wait.retry_delay.FromMilliseconds(math.ceil((asked_s or _RETRY_S) * 1e3))
+        status.details.add().Pack(wait)
+    return code, status

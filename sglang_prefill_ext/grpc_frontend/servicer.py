@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import sys
 
 import uvloop
@@ -22,6 +21,7 @@ from sglang_prefill_ext.grpc_frontend.service import PrefillService
 from sglang_prefill_ext.grpc_frontend.settings import Settings
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.process.collector import Collector
+from sglang_prefill_ext.process.supervisor import told_to_stop
 
 _ATTACH_S = 2.0
 """How long a new front end waits for the engine before it listens without one."""
@@ -52,9 +52,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
 
 
 async def _run(settings: Settings) -> None:
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop, loop = told_to_stop(), asyncio.get_running_loop()
 
     def on_input() -> None:
         if not os.read(sys.stdin.fileno(), 1):

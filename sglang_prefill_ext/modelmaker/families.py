@@ -1,7 +1,8 @@
-"""What a model family is, parts that families share, and those without experts: pure data."""
+"""Parts that model families share, and the families without experts: pure data."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+
+from sglang_prefill_ext.modelmaker.preset import Preset, family
 
 MULTIPLIERS = {
     "embedding_multiplier": 2.0,
@@ -56,8 +57,17 @@ CONVOLUTION = {"layer_types": ["conv", "full_attention"], "conv_bias": True}
 """A layer with a short convolution, then one with attention."""
 
 TWO_OF_FOUR = {"num_experts": 4, "num_experts_per_tok": 2}
+NARROWER_TWO_OF_FOUR = TWO_OF_FOUR | {"moe_intermediate_size": 96}
+"""Of a width that is not the hidden size, by which the layout is known."""
 
 ROTARY = {"rope_type": "default", "rope_theta": 10_000.0}
+YARN = {
+    "rope_type": "yarn",
+    "factor": 8.0,
+    "original_max_position_embeddings": 4096,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+}
 QWEN = {  # see `tokenizer.IMAGE_TOKENS`
     "vision_start_token_id": 3,
     "vision_end_token_id": 4,
@@ -71,47 +81,17 @@ QWEN3_VISION = QWEN_VISION | {
     "deepstack_visual_indexes": [0, 1],  # one for each layer of the text part
     "num_position_embeddings": 16,
 }
-VISION = {
+ONE_LAYER = {
     "hidden_size": 32,
     "num_hidden_layers": 1,
     "num_attention_heads": 2,
     "intermediate_size": 64,
-    "image_size": 28,
-    "patch_size": 14,
 }
+"""Of a part that sees or hears."""
+VISION = ONE_LAYER | {"image_size": 28, "patch_size": 14}
 
 
-class Family(NamedTuple):
-    """One architecture in the shape that all families have here.
-
-    Attributes:
-        model_type: the Hugging Face architecture name.
-        more: configuration arguments beside the common shape.
-    """
-
-    model_type: str
-    more: Mapping[str, Any]
-
-
-def family(model_type: str, **more: Any) -> Family:
-    """See `Family`."""
-    return Family(model_type, more)
-
-
-class Multimodal(NamedTuple):
-    """One architecture that reads images, with the text part in the shape of all families here.
-
-    Attributes:
-        text: configuration arguments of the text part beside the common shape.
-        rest: all other configuration arguments.
-    """
-
-    model_type: str
-    text: Mapping[str, Any]
-    rest: Mapping[str, Any]
-
-
-DENSE: Mapping[str, Family] = {
+DENSE: Mapping[str, Preset] = {
     "qwen2": family("qwen2"),
     "qwen3": family("qwen3"),
     "llama": family("llama"),

@@ -5,7 +5,8 @@ Keys and values of a token are made of a few numbers that are kept.
 
 from collections.abc import Mapping
 
-from sglang_prefill_ext.modelmaker.families import Family, family
+from sglang_prefill_ext.modelmaker.families import YARN
+from sglang_prefill_ext.modelmaker.preset import Preset, family
 
 DENSE_THEN_SHARED = {
     "n_routed_experts": 4,
@@ -26,16 +27,7 @@ LATENT = {
     "moe_layer_freq": 1,  # read by SGLang only
 }
 DEEPSEEK_YARN = {
-    "rope_parameters": {
-        "rope_type": "yarn",
-        "rope_theta": 10_000.0,
-        "factor": 8.0,
-        "original_max_position_embeddings": 4096,
-        "beta_fast": 32,
-        "beta_slow": 1,
-        "mscale": 0.707,
-        "mscale_all_dim": 0.707,
-    }
+    "rope_parameters": YARN | {"rope_theta": 10_000.0, "mscale": 0.707, "mscale_all_dim": 0.707}
 }
 DEEPSEEK_V3 = {
     **LATENT,
@@ -48,7 +40,7 @@ DEEPSEEK_V3 = {
     "scoring_func": "sigmoid",
 }
 
-LATENT_MIXTURES: Mapping[str, Family] = {
+LATENT_MIXTURES: Mapping[str, Preset] = {
     "deepseek-v2": family(
         "deepseek_v2",
         **LATENT | {"n_shared_experts": 2},

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from sglang_prefill_ext import __version__
 from sglang_prefill_ext.errors import ModelSpecError
-from sglang_prefill_ext.modelmaker.presets import CONTEXT_LENGTH, PRESETS, VOCABULARY, Preset
+from sglang_prefill_ext.modelmaker.preset import CONTEXT_LENGTH, VOCABULARY, Preset
+from sglang_prefill_ext.modelmaker.presets import PRESETS
 
 MARKER = ".sglang-prefill-model.json"
 """Says which preset, seed and version a directory holds; written last."""

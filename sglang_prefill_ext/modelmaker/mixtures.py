@@ -11,10 +11,10 @@ from sglang_prefill_ext.modelmaker.families import (
     STATE_SPACE,
     TWO_OF_FOUR,
     WINDOW,
-    Family,
-    family,
+    YARN,
 )
 from sglang_prefill_ext.modelmaker.latent import DENSE_THEN_SHARED, LATENT_MIXTURES
+from sglang_prefill_ext.modelmaker.preset import Preset, family
 
 _LOCAL_TWO_OF_FOUR = {"num_local_experts": 4, "num_experts_per_tok": 2}
 _NARROW_TWO_OF_FOUR = TWO_OF_FOUR | {"moe_intermediate_size": 128}
@@ -29,7 +29,7 @@ COHERE_MIXTURE = {
     "tie_word_embeddings": True,
 }
 
-MIXTURES: Mapping[str, Family] = {
+MIXTURES: Mapping[str, Preset] = {
     "qwen3-moe": family("qwen3_moe", **_NARROW_TWO_OF_FOUR, norm_topk_prob=True),
     # With a gated shared expert.
     "qwen2-moe": family("qwen2_moe", **_NARROW_TWO_OF_FOUR, **_GATED_SHARED),
@@ -96,15 +96,7 @@ MIXTURES: Mapping[str, Family] = {
         "gpt_oss",
         **SLIDING,
         **_LOCAL_TWO_OF_FOUR,
-        rope_parameters={
-            "rope_type": "yarn",
-            "rope_theta": 150_000.0,
-            "factor": 8.0,
-            "original_max_position_embeddings": 4096,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "truncate": False,
-        },
+        rope_parameters=YARN | {"rope_theta": 150_000.0, "truncate": False},
     ),
     # The mean of a token's experts and the shared one is taken.
     "cohere2-moe": family("cohere2_moe", **COHERE_MIXTURE, logit_scale=0.8),

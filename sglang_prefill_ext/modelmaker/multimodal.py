@@ -5,18 +5,19 @@ from collections.abc import Mapping
 from sglang_prefill_ext.modelmaker.families import (
     CONVOLUTION,
     DELTA,
+    NARROWER_TWO_OF_FOUR,
+    ONE_LAYER,
     QWEN,
     QWEN3_ROTARY,
     QWEN3_VISION,
     QWEN_VISION,
     ROTARY,
     SLIDING,
-    TWO_OF_FOUR,
     VISION,
-    Multimodal,
 )
 from sglang_prefill_ext.modelmaker.latent import DENSE_THEN_SHARED
 from sglang_prefill_ext.modelmaker.multimodal_mixtures import MULTIMODAL_MIXTURES
+from sglang_prefill_ext.modelmaker.preset import Preset, multimodal
 
 _GLM_ROTARY = ROTARY | {"mrope_section": [2, 3, 3], "partial_rotary_factor": 0.5}
 _GLM = {
@@ -24,15 +25,7 @@ _GLM = {
     "image_end_token_id": 4,
     "image_token_id": 5,
     "video_token_id": 6,
-    "vision_config": {
-        "depth": 1,
-        "hidden_size": 32,
-        "num_heads": 2,
-        "intermediate_size": 64,
-        "out_hidden_size": 128,
-        "image_size": 28,
-        "patch_size": 14,
-    },
+    "vision_config": QWEN_VISION | {"depth": 1, "image_size": 28, "patch_size": 14},
 }
 _QWEN3_5_TEXT = {
     **DELTA,
@@ -56,21 +49,18 @@ _GEMMA4 = {
     "boa_token_id": 7,
     "eoa_token_index": 8,
     "audio_token_id": 9,
-    "vision_config": {
-        "hidden_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
+    "vision_config": ONE_LAYER
+    | {
         "num_key_value_heads": 2,
         "head_dim": 16,
-        "intermediate_size": 64,
         "patch_size": 14,
         "position_embedding_size": 16,
     },
     "tie_word_embeddings": True,
 }
 
-MULTIMODAL: Mapping[str, Multimodal] = {
-    "qwen2-vl": Multimodal(
+MULTIMODAL: Mapping[str, Preset] = {
+    "qwen2-vl": multimodal(
         "qwen2_vl",
         {"rope_parameters": ROTARY | {"mrope_section": [4, 6, 6]}},
         {
@@ -84,43 +74,34 @@ MULTIMODAL: Mapping[str, Multimodal] = {
             },
         },
     ),
-    "qwen2.5-vl": Multimodal(
+    "qwen2.5-vl": multimodal(
         "qwen2_5_vl",
         {"rope_parameters": ROTARY | {"mrope_section": [4, 6, 6]}},
         {**QWEN, "vision_config": QWEN_VISION | {"depth": 1}},
     ),
-    "qwen3-vl": Multimodal(
+    "qwen3-vl": multimodal(
         "qwen3_vl",
         {"rope_parameters": QWEN3_ROTARY},
         {**QWEN, "vision_config": QWEN3_VISION},
     ),
-    "qwen3-vl-moe": Multimodal(
+    "qwen3-vl-moe": multimodal(
         "qwen3_vl_moe",
-        {
-            "rope_parameters": QWEN3_ROTARY,
-            **TWO_OF_FOUR,
-            "moe_intermediate_size": 96,  # not the hidden size, by which the layout is known
-        },
+        {"rope_parameters": QWEN3_ROTARY, **NARROWER_TWO_OF_FOUR},
         {**QWEN, "vision_config": QWEN3_VISION},
     ),
-    "qwen3.5-vl": Multimodal("qwen3_5", _QWEN3_5_TEXT, _QWEN3_5),
-    "qwen3.5-vl-moe": Multimodal(
+    "qwen3.5-vl": multimodal("qwen3_5", _QWEN3_5_TEXT, _QWEN3_5),
+    "qwen3.5-vl-moe": multimodal(
         "qwen3_5_moe",
-        {
-            **_QWEN3_5_TEXT,
-            **TWO_OF_FOUR,
-            "moe_intermediate_size": 96,
-            "shared_expert_intermediate_size": 192,
-        },
+        {**_QWEN3_5_TEXT, **NARROWER_TWO_OF_FOUR, "shared_expert_intermediate_size": 192},
         _QWEN3_5,
     ),
-    "glm4v": Multimodal("glm4v", {"rope_parameters": _GLM_ROTARY}, _GLM),
-    "glm4v-moe": Multimodal(
+    "glm4v": multimodal("glm4v", {"rope_parameters": _GLM_ROTARY}, _GLM),
+    "glm4v-moe": multimodal(
         "glm4v_moe",
         {"rope_parameters": _GLM_ROTARY, **DENSE_THEN_SHARED},
         _GLM,
     ),
-    "gemma3-vl": Multimodal(
+    "gemma3-vl": multimodal(
         "gemma3",
         {**SLIDING, "query_pre_attn_scalar": 32, "tie_word_embeddings": True},
         {
@@ -130,9 +111,9 @@ MULTIMODAL: Mapping[str, Multimodal] = {
             "tie_word_embeddings": True,
         },
     ),
-    "gemma4": Multimodal("gemma4", _GEMMA4_TEXT, _GEMMA4),
+    "gemma4": multimodal("gemma4", _GEMMA4_TEXT, _GEMMA4),
     # Experts and an MLP side by side.
-    "gemma4-moe": Multimodal(
+    "gemma4-moe": multimodal(
         "gemma4",
         {
             **_GEMMA4_TEXT,
@@ -144,7 +125,7 @@ MULTIMODAL: Mapping[str, Multimodal] = {
         _GEMMA4,
     ),
     # An embedding of each token for each layer; the last two layers have K/V of the first two.
-    "gemma4-e": Multimodal(
+    "gemma4-e": multimodal(
         "gemma4",
         {
             **_GEMMA4_TEXT,
@@ -158,24 +139,17 @@ MULTIMODAL: Mapping[str, Multimodal] = {
         },
         _GEMMA4,
     ),
-    "lfm2-vl": Multimodal(
+    "lfm2-vl": multimodal(
         "lfm2_vl",
         {"model_type": "lfm2", **CONVOLUTION, "block_auto_adjust_ff_dim": False},
         {
             "image_token_id": 5,
             "projector_hidden_size": 64,
-            "vision_config": {
-                "model_type": "siglip2_vision_model",
-                "hidden_size": 32,
-                "num_hidden_layers": 1,
-                "num_attention_heads": 2,
-                "intermediate_size": 64,
-                "num_patches": 16,
-                "patch_size": 14,
-            },
+            "vision_config": ONE_LAYER
+            | {"model_type": "siglip2_vision_model", "num_patches": 16, "patch_size": 14},
         },
     ),
-    "mistral3": Multimodal(
+    "mistral3": multimodal(
         "mistral3",
         {"model_type": "mistral", "sliding_window": None},
         {"vision_config": VISION | {"model_type": "pixtral"}, "image_token_index": 5},

@@ -3,23 +3,24 @@
 from collections.abc import Mapping
 
 from sglang_prefill_ext.modelmaker.families import (
+    NARROWER_TWO_OF_FOUR,
     NEMOTRON,
+    ONE_LAYER,
     QWEN,
     QWEN3_ROTARY,
     QWEN3_VISION,
     ROTARY,
     SLIDING,
-    TWO_OF_FOUR,
     VISION,
-    Multimodal,
 )
 from sglang_prefill_ext.modelmaker.latent import DEEPSEEK_V3
 from sglang_prefill_ext.modelmaker.mixtures import COHERE_MIXTURE
+from sglang_prefill_ext.modelmaker.preset import Preset, multimodal
 
-MULTIMODAL_MIXTURES: Mapping[str, Multimodal] = {
+MULTIMODAL_MIXTURES: Mapping[str, Preset] = {
     # Three layers of attention within chunks, then one without positions, which scale its queries.
     # In every other layer, experts whose inputs are weighted.
-    "llama4": Multimodal(
+    "llama4": multimodal(
         "llama4",
         {
             "num_hidden_layers": 4,
@@ -45,7 +46,7 @@ MULTIMODAL_MIXTURES: Mapping[str, Multimodal] = {
             },
         },
     ),
-    "kimi-k25": Multimodal(
+    "kimi-k25": multimodal(
         "kimi_k25",
         {
             "model_type": "deepseek_v3",
@@ -53,16 +54,10 @@ MULTIMODAL_MIXTURES: Mapping[str, Multimodal] = {
             "architectures": ["DeepseekV3ForCausalLM"],  # read by SGLang only
         },
         {
-            "vision_start_token_id": 3,
-            "vision_end_token_id": 4,
-            "image_token_id": 5,
-            "video_token_id": 6,
+            **QWEN,
             "projection_hidden_size": 32,
-            "vision_config": {
-                "hidden_size": 32,
-                "num_hidden_layers": 1,
-                "num_attention_heads": 2,
-                "intermediate_size": 64,
+            "vision_config": ONE_LAYER
+            | {
                 "pos_emb_height": 2,
                 "pos_emb_width": 2,
                 # The rest is read by SGLang only.
@@ -74,7 +69,7 @@ MULTIMODAL_MIXTURES: Mapping[str, Multimodal] = {
         },
     ),
     # Gated attention; the layer with a window has more heads, experts and a shared one.
-    "step3p7": Multimodal(
+    "step3p7": multimodal(
         "step3p7",
         {
             **SLIDING,
@@ -108,13 +103,9 @@ MULTIMODAL_MIXTURES: Mapping[str, Multimodal] = {
             },
         },
     ),
-    "qwen3-omni": Multimodal(
+    "qwen3-omni": multimodal(
         "qwen3_omni_moe",
-        {
-            "rope_parameters": QWEN3_ROTARY,
-            **TWO_OF_FOUR,
-            "moe_intermediate_size": 96,
-        },
+        {"rope_parameters": QWEN3_ROTARY, **NARROWER_TWO_OF_FOUR},
         {
             **QWEN,
             "audio_token_id": 7,
@@ -132,7 +123,7 @@ MULTIMODAL_MIXTURES: Mapping[str, Multimodal] = {
             },
         },
     ),
-    "nemotron-omni": Multimodal(
+    "nemotron-omni": multimodal(
         "nemotron_h_omni",
         {"model_type": "nemotron_h", **NEMOTRON},
         {
@@ -149,11 +140,8 @@ MULTIMODAL_MIXTURES: Mapping[str, Multimodal] = {
                 # Read by SGLang only, which knows no smaller one.
                 "args": {"model": "vit_small_patch16_224", "register_multiple": 10},
             },
-            "audio_config": {
-                "hidden_size": 32,
-                "num_hidden_layers": 1,
-                "num_attention_heads": 2,
-                "intermediate_size": 64,
+            "audio_config": ONE_LAYER
+            | {
                 "subsampling_conv_channels": 16,
                 "num_mel_bins": 16,
                 "projection_hidden_size": 32,
@@ -162,7 +150,7 @@ MULTIMODAL_MIXTURES: Mapping[str, Multimodal] = {
             },
         },
     ),
-    "cohere2-vision": Multimodal(
+    "cohere2-vision": multimodal(
         "cohere2_vision",
         {
             "model_type": "cohere2_moe",

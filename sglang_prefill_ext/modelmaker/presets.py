@@ -1,90 +1,15 @@
 """The models that can be made, as data."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
-from sglang_prefill_ext.modelmaker.families import DENSE, WINDOW, Multimodal
+from sglang_prefill_ext.modelmaker.families import DENSE, WINDOW
 from sglang_prefill_ext.modelmaker.mixtures import MIXTURES
 from sglang_prefill_ext.modelmaker.multimodal import MULTIMODAL
+from sglang_prefill_ext.modelmaker.preset import Preset, family, shape_of
 
-VOCABULARY = 8_000
-"""Tokens of every tokenizer, and of every model but `TRUE_SHAPES`, which keep their true size."""
-
-CONTEXT_LENGTH = 32_768
-
-Weights = Literal["spread", "default", "trained"]
-"""How weights come about.
-
-`spread`: random, so large that labels differ by several nats; mistakes show.
-`default`: random, as the architecture initialises itself. For bfloat16, whose rounding shows
-in the log-probabilities in proportion to their spread, most of all in a deep model.
-`trained`: trained on the synthetic catalogue.
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Preset:
-    """One model.
-
-    Attributes:
-        model_type: the Hugging Face architecture name.
-        shape: arguments of that architecture's configuration class.
-        dtype: of the saved weights.
-        weights: how they come about.
-        classes: numbers that a head for sequence classification gives; 0 for a language model.
-        reward: whether that head is the one of Qwen's reward models: two layers, one number.
-        bare: whether there is no head, as in some embedding models.
-        images: whether it reads images, too.
-        reranker: whether its tokenizer is that of a decoder reranker, see `train_tokenizer`.
-        encoder: whether it is an encoder, without a language model, with a tokenizer for it.
-    """
-
-    model_type: str
-    shape: Mapping[str, Any]
-    dtype: str = "float32"
-    weights: Weights = "spread"
-    classes: int = 0
-    reward: bool = False
-    bare: bool = False
-    images: bool = False
-    reranker: bool = False
-    encoder: bool = False
-
-
-def _shape(
-    *,
-    hidden: int = 128,
-    layers: int = 2,
-    heads: int = 4,
-    kv_heads: int = 2,
-    intermediate: int = 256,
-    **more: Any,
-) -> Mapping[str, Any]:
-    """Configuration arguments; `head_dim` is `hidden / heads` unless given in `more`."""
-    arguments = {
-        "hidden_size": hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": hidden // heads,
-        "intermediate_size": intermediate,
-        "vocab_size": VOCABULARY,
-        "max_position_embeddings": CONTEXT_LENGTH,
-        "tie_word_embeddings": False,
-    }
-    return arguments | more
-
-
-def _multimodal(kind: Multimodal, *, reranker: bool = False) -> Preset:
-    text = {"text_config": _shape(**kind.text)}
-    shape = {"tie_word_embeddings": False, **text, **kind.rest}
-    if kind.model_type == "qwen3_omni_moe":  # without the part that speaks
-        shape = {"thinker_config": shape, "enable_audio_output": False}
-    return Preset(kind.model_type, shape, images=True, reranker=reranker)
-
-
-_BERT = _shape(
+_BERT = shape_of(
     kv_heads=4, max_position_embeddings=512, position_embedding_type="absolute", type_vocab_size=2
 )
 _XLM_ROBERTA = {**_BERT, "max_position_embeddings": 514, "type_vocab_size": 1}
@@ -107,7 +32,7 @@ _QWEN3: Mapping[str, Any] = {
 
 
 def _true_shape(model_type: str, **shape: Any) -> Preset:
-    return Preset(model_type, _shape(**_QWEN3, **shape), dtype="bfloat16", weights="default")
+    return Preset(model_type, shape_of(**_QWEN3, **shape), dtype="bfloat16", weights="default")
 
 
 TRUE_SHAPES: Mapping[str, Preset] = {
@@ -148,28 +73,26 @@ FAMILIES = {**DENSE, **MIXTURES}
 
 PRESETS: Mapping[str, Preset] = {
     # The least work per token, which shows the work of the host.
-    "micro": Preset("qwen3", _shape(hidden=64, layers=1, intermediate=128)),
+    "micro": family("qwen3", hidden=64, layers=1, intermediate=128),
     # The smallest model whose layers cost something.
-    "tiny": Preset("qwen3", _shape(hidden=256, layers=4, heads=8, kv_heads=4, intermediate=704)),
-    **{name: Preset(each.model_type, _shape(**each.more)) for name, each in FAMILIES.items()},
-    **{name: _multimodal(each) for name, each in MULTIMODAL.items()},
-    "classifier": Preset("qwen3", _shape(), classes=3),
-    "classifier-qwen2": Preset("qwen2", _shape(), classes=3),
-    "classifier-llama": Preset("llama", _shape(), classes=3),
-    "classifier-gemma2": Preset("gemma2", _shape(**FAMILIES["gemma2"].more), classes=3),
-    "reward-qwen2": Preset("qwen2", _shape(), classes=1, reward=True),
-    "reward-qwen3": Preset("qwen3", _shape(), classes=1, reward=True),
-    "bare-mistral": Preset("mistral", _shape(sliding_window=None), bare=True),
-    "bare-qwen3": Preset("qwen3", _shape(), bare=True),
-    "bare-smollm3": Preset("smollm3", _shape(**FAMILIES["smollm3"].more), bare=True),
-    "reranker": Preset("qwen3", _shape(), reranker=True),
-    "reranker-qwen3-vl": _multimodal(MULTIMODAL["qwen3-vl"], reranker=True),
+    "tiny": family("qwen3", hidden=256, layers=4, heads=8, kv_heads=4, intermediate=704),
+    **FAMILIES,
+    **MULTIMODAL,
+    "classifier": replace(FAMILIES["qwen3"], classes=3),
+    "classifier-qwen2": replace(FAMILIES["qwen2"], classes=3),
+    "classifier-llama": replace(FAMILIES["llama"], classes=3),
+    "classifier-gemma2": replace(FAMILIES["gemma2"], classes=3),
+    "reward-qwen2": replace(FAMILIES["qwen2"], classes=1, reward=True),
+    "reward-qwen3": replace(FAMILIES["qwen3"], classes=1, reward=True),
+    "bare-mistral": replace(FAMILIES["mistral"], bare=True),
+    "bare-qwen3": replace(FAMILIES["qwen3"], bare=True),
+    "bare-smollm3": replace(FAMILIES["smollm3"], bare=True),
+    "reranker": replace(FAMILIES["qwen3"], reranker=True),
+    "reranker-qwen3-vl": replace(MULTIMODAL["qwen3-vl"], reranker=True),
     **ENCODERS,
-    "mistral-sliding": Preset("mistral", _shape(sliding_window=WINDOW)),
+    "mistral-sliding": family("mistral", sliding_window=WINDOW),
     **TRUE_SHAPES,
-    "ranker": Preset(
-        "qwen3",
-        _shape(layers=3, heads=8, kv_heads=4, intermediate=128),
-        weights="trained",
+    "ranker": replace(
+        family("qwen3", layers=3, heads=8, kv_heads=4, intermediate=128), weights="trained"
     ),
 }

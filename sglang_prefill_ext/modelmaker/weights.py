@@ -18,7 +18,7 @@ from transformers import (
 )
 from transformers.utils import logging as hf_logging
 
-from sglang_prefill_ext.modelmaker.presets import Preset
+from sglang_prefill_ext.modelmaker.preset import Preset
 from sglang_prefill_ext.modelmaker.published import publish
 
 LOGIT_STD = 3.0

@@ -55,23 +55,22 @@ def reserved(host: str, port: int) -> Iterator[int]:
         ConfigError: it is taken, or there is no such address.
     """
     # A port that is not shared shows others that share it, too.
-    with _bound(host, port, socket.SO_REUSEADDR):
+    with bound(host, port, socket.SO_REUSEADDR):
         pass
     # Bound but not listening: connections go to those that listen.
     with bound(host, port) as holder:
         yield int(holder.getsockname()[1])
 
 
-def bound(host: str, port: int) -> socket.socket:
-    """Return a socket of this process at a shared port, not listening yet.
+def bound(host: str, port: int, option: int = socket.SO_REUSEPORT) -> socket.socket:
+    """Return a socket of this process at a port, not listening yet.
+
+    Args:
+        option: of the socket; by default the port is shared with processes that share it.
 
     Raises:
         ConfigError: a process that does not share has it, or there is no such address.
     """
-    return _bound(host, port, socket.SO_REUSEPORT)
-
-
-def _bound(host: str, port: int, option: int) -> socket.socket:
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         made = socket.socket(family, kind)

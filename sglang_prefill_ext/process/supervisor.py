@@ -94,13 +94,18 @@ async def supervise(
         grace_s: see `Supervisor`.
         said: a line for each; empty for none.
     """
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
     supervisor = Supervisor(command, copies, grace_s=grace_s)
     if said:
         supervisor.say(said)
-    await supervisor.run(stop)
+    await supervisor.run(told_to_stop())
+
+
+def told_to_stop() -> asyncio.Event:
+    """An event that SIGTERM and SIGINT set, from now on."""
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    return stop
 
 
 async def _came_before(stop: asyncio.Event, work: Awaitable[object]) -> bool:

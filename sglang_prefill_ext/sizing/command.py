@@ -13,22 +13,15 @@ from rich.table import Table
 
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.sizing.advice import advice
-from sglang_prefill_ext.sizing.device import DEVICES, MEASURED, Device
+from sglang_prefill_ext.sizing.device import DEVICES, MEASURED, Device, flag_of
 from sglang_prefill_ext.sizing.forward import Serving
 from sglang_prefill_ext.sizing.model import ModelShape
 from sglang_prefill_ext.sizing.parallelism import Forecast, Load, forecasts
 from sglang_prefill_ext.sizing.shape import Shape
 
 _COLUMNS = (
-    "latency",
-    "idle",
-    "parts",
-    "most /s",
-    "GB",
-    "launch",
-    "arith-\nmetic",
-    "memory",
-    "all-\nreduce",
+    *("latency", "idle", "parts", "most /s", "GB"),
+    *("launch", "arith-\nmetic", "memory", "all-\nreduce"),
 )
 _NAMES = ", ".join([*DEVICES, MEASURED])
 
@@ -102,14 +95,14 @@ def _refuse(device: str, unused: dict[str, float | None]) -> None:
     for name, value in unused.items():
         if value is not None:
             raise ConfigError(
-                f"{_flag(name)} {value:g}: it has no effect with --device {device}; leave it out."
+                f"{flag_of(name)} {value:g}: it has no effect with --device {device}; leave it out."
             )
 
 
 def _measured(model: ModelShape, given: dict[str, float | None]) -> Device:
     if missing := [name for name, value in given.items() if value is None]:
         raise ConfigError(
-            f"--device {MEASURED}: its speed must be given; add {', '.join(map(_flag, missing))}."
+            f"--device {MEASURED}: its speed must be given; add {', '.join(map(flag_of, missing))}."
         )
     return Device.measured(model, **{name: value or 0.0 for name, value in given.items()})
 
@@ -119,10 +112,6 @@ def _listed(name: str, given: dict[str, float | None]) -> Device:
         raise ConfigError(f"--device {name!r}: use one of {_NAMES}.")
     replaced = {field: value for field, value in given.items() if value is not None}
     return dataclasses.replace(DEVICES[name], **replaced)
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def _told(load: Load) -> str:

@@ -42,9 +42,7 @@ class Device:
 
     def __post_init__(self) -> None:
         for name in ("tflops", "gb_s", "memory_gb", "link_gb_s"):
-            if not getattr(self, name) > 0:
-                flag = "--" + name.replace("_", "-")
-                raise ConfigError(f"{flag} {getattr(self, name):g}: give a number above 0.")
+            _require_positive(name, getattr(self, name))
 
     @property
     def operations_per_s(self) -> float:
@@ -85,10 +83,18 @@ class Device:
         Args:
             tokens_per_s: of one device with the whole model, not counting launches.
         """
-        if not tokens_per_s > 0:
-            raise ConfigError(f"--tokens-per-s {tokens_per_s:g}: give a number above 0.")
+        _require_positive("tokens_per_s", tokens_per_s)
         tflops = tokens_per_s * model.body_operations / 1e12
         return cls(tflops, UNBOUNDED, UNBOUNDED, link_gb_s, link_us, launch_ms, 1.0, 1.0)
+
+
+def flag_of(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _require_positive(name: str, value: float) -> None:
+    if not value > 0:
+        raise ConfigError(f"{flag_of(name)} {value:g}: give a number above 0.")
 
 
 DEVICES: Mapping[str, Device] = {

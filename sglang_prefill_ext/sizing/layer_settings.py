@@ -54,17 +54,15 @@ def layer_kinds(config: Settings) -> list[str]:
 
 
 def _unnamed_kinds(config: Settings) -> list[str]:
-    layers = range(size_of(config, "num_hidden_layers"))
-    if config.get("model_type") == "falcon_h1":
+    layers, model = range(size_of(config, "num_hidden_layers")), config.get("model_type")
+    if model == "falcon_h1":
         return ["hybrid" for _ in layers]
     if (attends := config.get("full_attn_idxs")) is not None:
         return ["full_attention" if each in attends else "conv" for each in layers]
     kind, every = "linear_attention", config.get("full_attention_interval")
-    model = config.get("model_type")
     if not config.get("linear_num_value_heads"):
         kind = "chunked_attention" if model == "llama4_text" else "sliding_attention"
-        every = config.get("sliding_window_pattern")
-        every = every or _PATTERNS.get(str(model))
+        every = config.get("sliding_window_pattern") or _PATTERNS.get(str(model))
     if not every:
         return ["full_attention" for _ in layers]
     return [kind if (each + 1) % every else "full_attention" for each in layers]

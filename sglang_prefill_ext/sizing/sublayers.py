@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 from sglang_prefill_ext.sizing.shape import Shape
 
@@ -18,9 +19,11 @@ class Sublayer(ABC):
 
     Attributes:
         hidden: size of the residual.
+        reduces: whether tensor-parallel ranks add up its outputs.
     """
 
     hidden: int
+    reduces: ClassVar[bool] = True
 
     @property
     @abstractmethod
@@ -31,11 +34,6 @@ class Sublayer(ABC):
     def active(self) -> int:
         """The weights that compute one token."""
         return self.weights
-
-    @property
-    def reduces(self) -> bool:
-        """Whether tensor-parallel ranks add up its outputs."""
-        return True
 
     def read_weights(self, tokens: int) -> float:
         """Weights that a forward of so many tokens is expected to read."""
@@ -124,11 +122,8 @@ class LayerEmbedding(Sublayer):
     """
 
     size: int
+    reduces: ClassVar[bool] = False
 
     @property
     def weights(self) -> int:
         return 3 * self.hidden * self.size
-
-    @property
-    def reduces(self) -> bool:
-        return False

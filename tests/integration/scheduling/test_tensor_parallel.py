@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_prefill_ext.modelmaker.presets import VOCABULARY
+from sglang_prefill_ext.modelmaker.preset import VOCABULARY
 from tests.integration.support.adapters import make_adapter
 from tests.integration.support.client import Client, random_ids, score_body
 from tests.integration.support.generation import assert_generation_is_undisturbed

@@ -19,8 +19,8 @@ from sglang_prefill_ext.errors import (
     TooManyItemsError,
 )
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
-from sglang_prefill_ext.grpc_frontend.calls import counted, status_of
-from sglang_prefill_ext.grpc_frontend.service import PrefillService
+from sglang_prefill_ext.grpc_frontend.calls import counted
+from sglang_prefill_ext.grpc_frontend.service import PrefillService, status_of
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.stock_reason import StockReason
 

@@ -1,7 +1,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from sglang_prefill_ext.modelmaker.presets import ENCODERS, PRESETS, Preset
+from sglang_prefill_ext.modelmaker.preset import Preset
+from sglang_prefill_ext.modelmaker.presets import ENCODERS, PRESETS
 
 LATENT = ("deepseek-v2", "deepseek-v3", "glm4-moe-lite", "kimi-k25", "kimi-linear", "longcat")
 UNGROUPED = ("olmo", "olmoe", *LATENT)

@@ -14,7 +14,8 @@ from sglang_prefill_ext.modelmaker.catalogue import (
     query_part,
     relevance,
 )
-from sglang_prefill_ext.modelmaker.presets import CONTEXT_LENGTH, PRESETS, VOCABULARY
+from sglang_prefill_ext.modelmaker.preset import CONTEXT_LENGTH, VOCABULARY
+from sglang_prefill_ext.modelmaker.presets import PRESETS
 from sglang_prefill_ext.modelmaker.tokenizer import label_ids, train_tokenizer
 from sglang_prefill_ext.modelmaker.weights import build_model
 

@@ -12,7 +12,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from sglang_prefill_ext.modelmaker.presets import CONTEXT_LENGTH, PRESETS, VOCABULARY
+from sglang_prefill_ext.modelmaker.preset import CONTEXT_LENGTH, VOCABULARY
+from sglang_prefill_ext.modelmaker.presets import PRESETS
 from sglang_prefill_ext.modelmaker.tokenizer import train_tokenizer
 from sglang_prefill_ext.modelmaker.weights import build_model, favour, randomise, save_model
 from tests.unit.modelmaker.test_presets import text_shape
