@@ -94,10 +94,11 @@ async def supervise(
         grace_s: see `Supervisor`.
         said: a line for each; empty for none.
     """
+    stop = told_to_stop()
     supervisor = Supervisor(command, copies, grace_s=grace_s)
     if said:
         supervisor.say(said)
-    await supervisor.run(told_to_stop())
+    await supervisor.run(stop)
 
 
 def told_to_stop() -> asyncio.Event:
