@@ -10,6 +10,8 @@ from sglang_prefill_ext.scheduling.stats import ExecutionClass
 from sglang_prefill_ext.wire.parts import distinct_rows
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
+_PACKED = {"path": "packed", "reason": None, "execution_class": ExecutionClass.ONE_SHOT}
+
 
 def explain_packed(scored: Scored) -> dict[str, Any]:
     """Return what a packed request cost, ready for JSON.
@@ -20,9 +22,7 @@ def explain_packed(scored: Scored) -> dict[str, Any]:
     rows, answer = scored.rows, scored.answer
     kept, _ = distinct_rows(rows)
     return {
-        "path": "packed",
-        "reason": None,
-        "execution_class": ExecutionClass.ONE_SHOT,
+        **_PACKED,
         "rows": rows.num_rows,
         "distinct_rows": kept.num_rows,
         "prompt_tokens": rows.num_prompt_tokens,
@@ -43,9 +43,7 @@ def explain_vectors(served: Served) -> dict[str, Any]:
     or computed tokens of its own.
     """
     return {
-        "path": "packed",
-        "reason": None,
-        "execution_class": ExecutionClass.ONE_SHOT,
+        **_PACKED,
         "rows": served.num_prompts,
         "prompt_tokens": int(served.prompt_tokens.sum()),
         "queue_ms": served.queue_s * 1e3,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -47,19 +47,26 @@ class Embedded:
     states: list[Float32Array] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """What the calls of one batch have in common, see `pack_prompts`.
+@dataclass(frozen=True, slots=True, eq=False)
+class _Overridden:
+    """The embeddings of one call.
 
-    Attributes:
-        table: the identity of `overrides`. The ids in a call's prompts are indices into its own
-            table, so a call with embeddings shares no batch with others.
+    The ids in its prompts are indices into this table, so the call shares no batch with others.
     """
 
+    table: OverrideArray
+
+
+_NONE = _Overridden(NO_OVERRIDES)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What the calls of one batch have in common, see `pack_prompts`."""
+
     vector_width: int
+    overridden: _Overridden
     adapter: str
-    table: int
-    overrides: OverrideArray = field(compare=False)
 
 
 class EmbedFrontend:
@@ -150,7 +157,7 @@ class EmbedFrontend:
         """
         if places is None:
             self.path.exchange.require_fitting(max(map(len, prompts)))
-            kind = _Kind(width, adapter, id(overrides), overrides)
+            kind = _Kind(width, _Overridden(overrides) if len(overrides) else _NONE, adapter)
             found = await self._batches.ask(kind, options, prompts, request)
         else:  # one packed request, like a scoring call, and large enough to share no batch
             lens = list(map(len, places))
@@ -167,8 +174,8 @@ class EmbedFrontend:
         return found
 
     def _pack(self, kind: _Kind, prompts: list[Int32Array]) -> list[PackedGroup]:
-        width, table, policy = kind.vector_width, kind.overrides, self.path.prefixes
-        return pack_prompts(prompts, width, table, adapter=kind.adapter, policy=policy)
+        table, policy = kind.overridden.table, self.path.prefixes
+        return pack_prompts(prompts, kind.vector_width, table, adapter=kind.adapter, policy=policy)
 
 
 def _with_ids(call: EmbedCall, prompts: list[Int32Array]) -> EmbedCall | None:
