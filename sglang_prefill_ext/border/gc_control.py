@@ -12,7 +12,7 @@ from typing import Any
 
 from sglang.srt.runtime_context import get_observability, get_serving
 
-from sglang_prefill_ext.border.messages import GcReq
+from sglang_prefill_ext.border.messages import GcReq, PackedAbortReq
 from sglang_prefill_ext.metrics.pauses import PauseMetrics
 from sglang_prefill_ext.process.collector import Collector
 
@@ -47,10 +47,11 @@ def attach_detokenizer(_result: None, manager: Any) -> None:
 async def spread_to_workers(
     original: Callable[..., Awaitable[None]], router: Any, recv_obj: Any
 ) -> None:
-    """AROUND `MultiTokenizerRouter._distribute_result_to_workers`: send `GcReq` to all workers."""
-    if not isinstance(recv_obj, GcReq):
+    """AROUND `MultiTokenizerRouter._distribute_result_to_workers`: send what is for all to all."""
+    if isinstance(recv_obj, GcReq):
+        act(collector_of("tokenizer_router"), recv_obj)
+    elif not isinstance(recv_obj, PackedAbortReq):
         return await original(router, recv_obj)
-    act(collector_of("tokenizer_router"), recv_obj)
     for worker in router.all_worker_ipcs:
         router.socket_mapping.send_output(worker, recv_obj, is_tokenizer=True)
     return None

@@ -59,6 +59,10 @@ class PackedExpireReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
     tokens_per_s: float = 0.0
 
 
+class PackedAbortReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
+    """Scheduler to every tokenizer worker: SGLang was asked to abort the request `rid`."""
+
+
 class PackedStatusReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
     """Frontend to every scheduler: asks for the status of its packed path."""
 
@@ -79,4 +83,11 @@ class GcReq(FreezeGCReq, kw_only=True):  # type: ignore[misc, call-arg]
     reports: list[GcReport] = msgspec.field(default_factory=list)
 
 
-hook_custom_types(PackedRowsReq, PackedRowsResults, PackedStatusReq, PackedStatusResult, GcReq)
+hook_custom_types(
+    PackedRowsReq,
+    PackedRowsResults,
+    PackedAbortReq,
+    PackedStatusReq,
+    PackedStatusResult,
+    GcReq,
+)

@@ -123,7 +123,8 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         target=f"{_MANAGERS}.multi_tokenizer_mixin.MultiTokenizerRouter"
         "._distribute_result_to_workers",
         hook=f"{_BORDER}.gc_control:spread_to_workers",
-        why="With several tokenizer workers, only the one that was asked would act.",
+        why="With several tokenizer workers, only one would act: to collect garbage the one that "
+        "was asked, to abort a call maybe none.",
         relies_on="BaseReq self.socket_mapping.send_output",
         diffs=_GC,
     ),

@@ -10,10 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.runtime_context import get_serving
 
 from sglang_prefill_ext.border.activation import config_of
 from sglang_prefill_ext.border.gc_control import collector_of
-from sglang_prefill_ext.border.messages import PackedExpireReq, PackedRowsReq
+from sglang_prefill_ext.border.messages import PackedAbortReq, PackedExpireReq, PackedRowsReq
 from sglang_prefill_ext.border.scheduler.control_messages import handle_control_messages
 from sglang_prefill_ext.border.scheduler.packed_work import PackedWork
 from sglang_prefill_ext.border.scheduler.runtime_setup import set_up_runtime
@@ -145,12 +146,19 @@ def is_fully_idle(
     return original(scheduler, for_health_check, ignore_waiting)
 
 
-def abort_packed(_result: None, _scheduler: Any, recv_req: Any) -> None:
-    """AFTER `Scheduler.abort_request`: abort packed requests, too."""
+def abort_packed(_result: None, scheduler: Any, recv_req: Any) -> None:
+    """AFTER `Scheduler.abort_request`: abort packed requests, too.
+
+    What a client has named is a call of its tokenizer worker. Another one may have been asked.
+    """
     work = _process_work
-    if work is not None:
-        work.runtime.abort(recv_req.rid, everything=recv_req.abort_all)
-        work.show_queue()
+    if work is None:
+        return
+    work.runtime.abort(recv_req.rid, everything=recv_req.abort_all)
+    work.show_queue()
+    if get_serving().tokenizer_worker_num > 1 and not recv_req.abort_all:
+        message = PackedAbortReq(rid=recv_req.rid)
+        scheduler.ipc_channels.send_to_tokenizer.send_output(message, recv_req)
 
 
 def add_packed_load(load: Any, _inquirer: Any) -> Any:

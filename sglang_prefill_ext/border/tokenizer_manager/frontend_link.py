@@ -11,6 +11,7 @@ from sglang.srt.managers.io_struct import AbortReq
 from sglang.srt.runtime_context import get_parallel
 
 from sglang_prefill_ext.border.messages import (
+    PackedAbortReq,
     PackedRowsReq,
     PackedRowsResults,
     PackedStatusReq,
@@ -134,6 +135,11 @@ class TokenizerManagerLink:
 
     def deliver_status(self, message: PackedStatusResult) -> None:
         self._statuses.deliver(message.rid, json.loads(message.payload))
+
+    def deliver_abort(self, message: PackedAbortReq) -> None:
+        state = self._manager.rid_to_state.get(message.rid)
+        if state is not None:
+            state.abort_sent = True  # as if this worker had been asked; its call looks at it
 
 
 def embedding_kind(manager: Any) -> EmbeddingKind:

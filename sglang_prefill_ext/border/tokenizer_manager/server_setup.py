@@ -13,7 +13,12 @@ from sglang_prefill_ext.border.http_server.carrier_routes import add_carrier_rou
 from sglang_prefill_ext.border.http_server.fast_route import restore
 from sglang_prefill_ext.border.http_server.own_routes import add_gc_route, add_routes, application
 from sglang_prefill_ext.border.http_server.packed_routes import shorten_routes
-from sglang_prefill_ext.border.messages import GcReq, PackedRowsResults, PackedStatusResult
+from sglang_prefill_ext.border.messages import (
+    GcReq,
+    PackedAbortReq,
+    PackedRowsResults,
+    PackedStatusResult,
+)
 from sglang_prefill_ext.border.model.model_classes import encoder_traits
 from sglang_prefill_ext.border.tokenizer_manager.attached import AttachableEngine, accept_frontends
 from sglang_prefill_ext.border.tokenizer_manager.call_records import CallRecords
@@ -53,6 +58,7 @@ def attach_server(_result: None, manager: Any) -> None:
     handlers = manager._result_dispatcher._mapping
     handlers[PackedRowsResults] = server.link.deliver_rows
     handlers[PackedStatusResult] = server.link.deliver_status
+    handlers[PackedAbortReq] = server.link.deliver_abort
     handlers[GcReq] = server.gc.take
     engine = AttachableEngine(server)
     if config.attach:

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.integration.support.client import Client, Json, score_body, wait_until
+from tests.integration.support.client import (
+    Client,
+    Json,
+    generate_body,
+    score_body,
+    wait_until,
+)
 from tests.integration.support.own_server import Serving, serving
 from tests.integration.support.parity import assert_same_answer, assert_tokens_agree
+from tests.integration.support.processes import scheduler_pid, sent, stopped, tokens_under_way
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -105,6 +113,40 @@ def test_log_probs_and_tokens_agree(client: Client) -> None:
         with fresh.http:
             assert_tokens_agree(fresh, seed)
     assert packed_in_all(client) == before + 4 * 2
+
+
+@contextmanager
+def connected_to(client: Client, *, busy: bool) -> Iterator[Client]:
+    """A client whose connection is to a worker that has a packed request under way, or has none."""
+    with ExitStack() as opened:
+
+        def is_found() -> bool:
+            nonlocal fresh
+            fresh = Client(str(client.http.base_url))
+            opened.enter_context(fresh.http)
+            return bool(tokens_under_way(fresh)) == busy
+
+        fresh = client
+        wait_until(is_found)
+        yield fresh
+
+
+@pytest.mark.patch("P13", "P45")
+def test_a_call_is_aborted_by_asking_the_other_worker(running: Serving, client: Client) -> None:
+    body = generate_body([5, 6, 7], 1) | {"rid": "mine"}
+    with ThreadPoolExecutor() as pool:
+        with stopped(scheduler_pid(running.server)):
+            mine = pool.submit(client.post, "/generate", body)
+            with connected_to(client, busy=True):
+                (pause,) = sent(client, pool, [{"mode": "in_place"}], "/pause_generation")
+        assert pause.result().status_code == 200
+        try:
+            with connected_to(client, busy=False) as other:
+                assert other.post("/abort_request", {"rid": "mine"}).status_code == 200
+            assert mine.result(timeout=60).status_code == 503
+        finally:
+            client.post("/continue_generation", {}).raise_for_status()
+    assert client.generate([5, 6, 7], 1)
 
 
 @pytest.mark.patch("P43", "P44", "P45")
