@@ -1,6 +1,9 @@
 # Every target sets up what it needs; `make setup` takes seconds when nothing changed.
 VENV   := .venv
-PYTHON ?= python3
+# The first of these that SGLang has wheels for.
+PYTHON ?= $(firstword $(foreach name,python3 python3.13 python3.12 python3.11,$(shell \
+  $(name) -c 'import sys; print("$(name)" if (3, 11) <= sys.version_info < (3, 14) else "")' 2>/dev/null)))
+NONE   := no Python 3.11, 3.12 or 3.13 was found; install one, or name it: make PYTHON=...
 BIN    := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -q
 # Byte code once at install: a server imports some 5,000 modules in each of its processes.
@@ -21,7 +24,7 @@ WHEELS ?= dist
 setup: $(STAMP)
 
 $(BIN)/uv:
-	$(PYTHON) -m venv $(VENV)
+	$(or $(PYTHON),$(error $(NONE))) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet uv
 
 $(STAMP): pyproject.toml | $(BIN)/uv

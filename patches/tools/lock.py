@@ -162,7 +162,12 @@ def _uses_of_class(target: str, owner: type, read: _Read) -> Iterator[Use]:
     methods = read.methods | ({"__init__"} if target in read.made else set())
     names = sorted(source.members_of(owner) & (methods | read.members))
     values = {name: source.underlying(inspect.getattr_static(owner, name, None)) for name in names}
-    functions = {name: value for name, value in values.items() if inspect.isfunction(value)}
+    # Python itself makes some, as `_replace` of a named tuple; their bodies are its own.
+    functions = {
+        name: value
+        for name, value in values.items()
+        if inspect.isfunction(value) and is_of(value.__module__, (*GUARDED, *LIBRARIES))
+    }
     yield Use(target, UseKind.CLASS, members=tuple(n for n in names if n not in functions))
     for name, function in functions.items():
         if name in methods and source.source_of(function):  # a generated constructor has none

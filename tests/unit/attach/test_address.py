@@ -78,7 +78,7 @@ def test_a_directory_of_somebody_else_is_refused(
 ) -> None:
     found = list(tmp_path.stat())
     found[stat.ST_UID] = 12345
-    monkeypatch.setattr(Path, "stat", lambda _: os.stat_result(found))
+    monkeypatch.setattr(Path, "stat", lambda _path, **_how: os.stat_result(found))
     with pytest.raises(ConfigError, match=r"--prefill-only-attach: .* belongs to user"):
         require_private(tmp_path, flag=FLAG)
 
