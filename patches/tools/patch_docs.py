@@ -19,8 +19,8 @@ _SGLANG = "sglang.srt."
 _BORDER = "sglang_prefill_ext.border."
 
 _APPLIED: Mapping[Group, str] = {
-    Group.FLAGS: "Always applied, but without effect until a flag is used. All other groups are "
-    "applied only with `--enable-prefill-only`.",
+    Group.FLAGS: "Always applied, without effect until a flag is used. The other groups need "
+    "`--enable-prefill-only`.",
     Group.FRONTEND: "Applied in the tokenizer manager, the HTTP server and `Engine`.",
     Group.SCHEDULER: "Applied in the scheduler of every rank.",
     Group.DETOKENIZER: "Applied in every detokenizer.",

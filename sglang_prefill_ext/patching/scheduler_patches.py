@@ -27,8 +27,8 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         id="P10",
         target=f"{_SCHEDULER}.init_request_dispatcher",
         hook=f"{_SCHEDULER_HOOKS}:attach_runtime",
-        why="Packed requests would have no handler. Pauses and weight updates would not wait "
-        "for packed forwards. Embeddings would crash a scheduler whose model takes none.",
+        why="Packed requests would have no handler, and pauses and weight updates would not wait "
+        "for them. Embeddings would crash a scheduler whose model takes none.",
         relies_on="self._request_dispatcher TypeBasedDispatcher PauseGenerationReqInput "
         "BeginWeightUpdateReqInput EndWeightUpdateReqInput UpdateWeightFromDiskReqInput "
         "UpdateWeightsFromDistributedReqInput UpdateWeightsFromIPCReqInput "
@@ -41,7 +41,7 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         id="P11",
         target=f"{_SCHEDULER}.get_next_batch_to_run",
         hook=f"{_SCHEDULER_HOOKS}:step_then_next_batch",
-        why="Packed requests would wait for ever: nothing in the event loops would run them.",
+        why="No event loop would run packed requests.",
         relies_on="NextBatchPlan",
         diffs=_OUT_OF_BAND,
     ),
@@ -49,7 +49,7 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         id="P12",
         target=f"{_SCHEDULER}.is_fully_idle",
         hook=f"{_SCHEDULER_HOOKS}:is_fully_idle",
-        why="Cache flushes, weight updates and sleep would start while packed work is running.",
+        why="Cache flushes, weight updates and sleep would not wait for packed work.",
         relies_on="self.running_batch.is_empty",
         diffs=_OUT_OF_BAND,
     ),
@@ -57,8 +57,7 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         id="P13",
         target=f"{_SCHEDULER}.abort_request",
         hook=f"{_SCHEDULER_HOOKS}:abort_packed",
-        why="Aborts search only stock queues, so the packed request of a client that left "
-        "would still run.",
+        why="The packed request of a client that left would still run.",
         relies_on="recv_req.rid recv_req.abort_all",
         diffs=_OUT_OF_BAND,
     ),
@@ -66,7 +65,7 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         id="P14",
         target=f"{_MANAGERS}.scheduler_components.load_inquirer.SchedulerLoadInquirer.get_loads",
         hook=f"{_SCHEDULER_HOOKS}:add_packed_load",
-        why="Load balancing and load reports would see a replica full of packed work as idle.",
+        why="Load balancing and reports would take a replica full of packed work for idle.",
         relies_on="LoadSnapshot num_waiting_reqs num_total_tokens",
         diffs=_OUT_OF_BAND,
     ),
@@ -75,8 +74,8 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         target=f"{_MANAGERS}.scheduler_components.request_receiver.SchedulerRequestReceiver"
         "._pull_raw_reqs",
         hook=f"{_SCHEDULER_HOOKS}:add_deadline_check",
-        why="Late requests would be computed. Ranks cannot drop them by their own clocks: "
-        "they would drop different ones, and hang.",
+        why="Late requests would be computed. By their own clocks, ranks would drop different "
+        "ones, and hang.",
         relies_on="self.recv_from_tokenizer recv_reqs",
         diffs=("0014-hooks-on-pulled-requests.patch",),
     ),
@@ -84,7 +83,7 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         id="P16",
         target=f"{_SCHEDULER}.init_schedule_policy",
         hook=f"{_HOOKS}.srpt_policy:choose_policy",
-        why="SGLang's scheduler would exit, because it does not know --schedule-policy srpt.",
+        why="SGLang's scheduler would exit at --schedule-policy srpt.",
         relies_on="self.policy SchedulePolicy self.schedule_policy self.tree_cache "
         "self.enable_hierarchical_cache",
         diffs=("0015-srpt-schedule-policy.patch",),
@@ -103,7 +102,7 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         target="sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
         "._profile_available_bytes",
         hook="sglang_prefill_ext.border.dp_controller.several_schedulers:share_room",
-        why="The first of several schedulers on a device would take all memory for K/V.",
+        why="The first of several schedulers would take all memory for K/V.",
         relies_on="available_gpu_memory rest_memory pre_model_load_memory get_schedule",
         diffs=("0020-several-replicas-on-a-gpu.patch",),
     ),
@@ -111,7 +110,7 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         id="P61",
         target=f"{_TRITON_EXPERTS}._prepare_fused_moe_run",
         hook=f"{_MODEL_HOOKS}.expert_hook:with_chosen_block",
-        why="SGLang would choose the block of rows of experts by the number of tokens alone.",
+        why="SGLang would choose the block of experts by the number of tokens alone.",
         relies_on="hidden_states.shape hidden_states.dtype try_get_optimal_moe_config "
         "moe_align_block_size config",
         diffs=("0033-choose-the-block-of-experts.patch", _WRAP),
@@ -120,7 +119,7 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         id="P62",
         target=f"{_TRITON_EXPERTS}.invoke_fused_moe_kernel",
         hook=f"{_MODEL_HOOKS}.expert_pair:with_both_entries",
-        why="The block of rows would have to be chosen before the tokens of a layer are routed.",
+        why="The block would have to be chosen before the tokens of a layer are routed.",
         relies_on="sorted_token_ids expert_ids num_tokens_post_padded config",
         diffs=(_WRAP,),
     ),
@@ -129,7 +128,7 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         # Under the name that SGLang calls; `border.patches` sees to that of the module behind.
         target="sglang.srt.layers.deep_gemm_wrapper.get_contiguous_layout_alignment",
         hook=f"{_MODEL_HOOKS}.alignment:with_chosen_alignment",
-        why="On Hopper, DeepGEMM would always pad the rows of each expert to 128.",
+        why="On Hopper, DeepGEMM would always pad each expert to 128 rows.",
         relies_on="deep_gemm.get_mk_alignment_for_contiguous_layout",
         diffs=("0035-choose-the-alignment-of-deep-gemm.patch",),
     ),
@@ -138,7 +137,7 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
             id=patch_id,
             target=f"sglang.srt.models.{target}.forward",
             hook=f"{_MODEL_HOOKS}.recurrent.short_conv:convolved",
-            why="A packed forward has no slot in the pool of states, which these layers read.",
+            why="A packed forward has no slot in the pool of states that these layers read.",
             relies_on="self.in_proj self.out_proj self.conv_weight self.conv_bias self.layer_idx",
             diffs=("0040-short-convolutions-through-the-backend.patch",),
             spares=spared,

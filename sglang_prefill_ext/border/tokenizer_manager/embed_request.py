@@ -40,6 +40,8 @@ def embed_call_of(request: Any, *, reads_places: bool) -> EmbedCall:
 
 def _unpacked_field(request: Any, *, reads_places: bool) -> StockReason | None:
     """Why a request goes down the stock path whatever its prompts are; None if nothing is known."""
+    if isinstance(request.rid, str) and request.rid.startswith(HEALTH_CHECK):
+        return StockReason.HEALTH_CHECK
     if reason := unpacked_reason(request, UNPACKED_OF_VECTORS):
         return reason
     if request.token_indices_to_pool is not None and not reads_places:
@@ -52,8 +54,6 @@ def _unpacked_field(request: Any, *, reads_places: bool) -> StockReason | None:
         return StockReason.UNUSUAL_INPUT
     if request.return_pooled_hidden_states and request.dimensions is not None:
         return StockReason.POOLED_HIDDEN_STATES
-    if isinstance(request.rid, str) and request.rid.startswith(HEALTH_CHECK):
-        return StockReason.HEALTH_CHECK
     if request.text is not None and request.input_ids is not None:
         return StockReason.UNUSUAL_INPUT
     return None

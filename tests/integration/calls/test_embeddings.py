@@ -457,7 +457,9 @@ def test_nothing_is_left_behind(embedder: Serving) -> None:
     before = client.memory()
     for _ in range(3):
         client.post("/v1/embeddings", {"model": "m", "input": INSTRUCTED})
-    assert client.http.get("/health_generate").status_code == 200
+    with client.counting() as moved:
+        assert client.http.get("/health_generate").status_code == 200
+    assert moved["frontend.fallbacks.health_check"] == 1
     client.assert_memory_returns_to(before)
 
 
