@@ -10,7 +10,7 @@ from sglang_prefill_ext.fleet.health import Health
 from sglang_prefill_ext.fleet.planning.planner import ReplicaState
 from sglang_prefill_ext.fleet.replica_load import ReplicaLoad
 
-NO_ENGINE = "No engine of the fleet can be reached. Try again later."
+NO_ENGINE = "No engine of the fleet can be used; /prefill_only/status says why. Try again later."
 
 _UTILISATION_MEMORY_S = 1.0
 """Time constant of the utilisation: what happened so long ago counts 1/e."""
