@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
@@ -61,8 +61,13 @@ class Worker:
         loop = asyncio.get_running_loop()
         job, outcome = _Job(function, args), loop.create_future()
         self._waiting += 1
-        work = loop.run_in_executor(self._pool, job)
-        work.add_done_callback(partial(self._settle, outcome))
+
+        def settle(work: Future[T]) -> None:
+            if not loop.is_closed():  # a server may end before the thread is done
+                loop.call_soon_threadsafe(self._settle, outcome, work)
+
+        # By `run_in_executor`, two more futures would hand the outcome on.
+        self._pool.submit(job).add_done_callback(settle)
         try:
             async with within(deadline_ms, "before it was encoded and packed"):
                 found: T = await outcome_while_connected(outcome, request)
@@ -75,7 +80,7 @@ class Worker:
         """Call the function here, or in the thread if it has to process many `tokens`."""
         return await self.run(function, *args) if is_large(tokens) else function(*args)
 
-    def _settle(self, outcome: asyncio.Future[Any], work: asyncio.Future[Any]) -> None:
+    def _settle(self, outcome: asyncio.Future[Any], work: Future[Any]) -> None:
         self._waiting -= 1
         error = work.exception()
         if outcome.done():

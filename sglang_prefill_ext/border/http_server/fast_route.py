@@ -7,7 +7,7 @@ authentication, metrics and CORS. Errors look like SGLang's, with the headers th
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, TypeAlias
 
@@ -129,17 +129,23 @@ def _replaying(body: bytes, receive: Any) -> Any:
 def shorten(app: Any, path: str, serve: Serve, headers: Mapping[str, str] = NO_HEADERS) -> None:
     """Let `serve` answer the requests of the application's route of that path.
 
-    The route becomes the first one, because the router tries one after the other. A path must have
-    one route, and may have one fast route.
+    A path must have one route, and may have one fast route.
 
     Args:
         headers: see `FastRoute`.
     """
-    routes = app.router.routes
-    (route,) = (route for route in routes if getattr(route, "path", None) == path)
-    routes.remove(route)
-    routes.insert(0, route)
+    (route,) = (route for route in app.routes if getattr(route, "path", None) == path)
     route.app = FastRoute(route.app, serve, headers)
+
+
+def put_first(app: Any, paths: Sequence[str]) -> None:
+    """Put the routes of these paths before all others, in this order.
+
+    The router, and SGLang's metrics before it, compare a path with one route after the other. For
+    the last routes of SGLang's application this takes a tenth of a millisecond.
+    """
+    places = {path: place for place, path in enumerate(paths)}
+    app.router.routes.sort(key=lambda route: places.get(getattr(route, "path", ""), len(places)))
 
 
 def restore(app: Any) -> None:

@@ -16,7 +16,12 @@ from sglang.srt.entrypoints.openai.protocol import UsageInfo
 from sglang.srt.managers.io_struct import GenerateReqInput
 from starlette.responses import Response
 
-from sglang_prefill_ext.border.http_server.fast_route import error_response, refusal, shorten
+from sglang_prefill_ext.border.http_server.fast_route import (
+    error_response,
+    put_first,
+    refusal,
+    shorten,
+)
 from sglang_prefill_ext.border.http_server.own_routes import EXPLAIN_PATH, SERVER_MODULE
 from sglang_prefill_ext.border.tokenizer_manager.call_context import CallContext, counted
 from sglang_prefill_ext.border.tokenizer_manager.direct_generate import DirectGenerate
@@ -37,6 +42,20 @@ from sglang_prefill_ext.frontend.token import generate_api
 _Stock: TypeAlias = Callable[[PrefillOnlyConfig], tuple[bytes, BodyOverrides | None]]
 _StockOf: TypeAlias = Callable[[bytes, PrefillOnlyConfig], tuple[bytes, BodyOverrides | None]]
 
+_OFTEN = (
+    "/v1/score",
+    "/generate",
+    "/v1/embeddings",
+    "/v1/rerank",
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/decisions",
+    "/v1/classify",
+    "/classify",
+    "/encode",
+)
+"""Paths of packed calls, those with the smallest requests first."""
+
 _OLLAMA_ROUTES = ("ollama_chat", "ollama_generate")
 """Names of the routes, whose paths an operator may change."""
 
@@ -55,11 +74,12 @@ def shorten_routes(app: Any, server: PrefillServer) -> None:
         shorten(app, "/v1/embeddings", partial(_embed, server, server.embed))
         for path in ("/encode", "/classify"):  # only so that errors keep their headers
             shorten(app, path, _as_it_is)
+    ollama = [each.path for each in app.routes if getattr(each, "name", "") in _OLLAMA_ROUTES]
     if server.tokens is not None:
         shorten(app, "/generate", partial(_generate, DirectGenerate(server, server.tokens)))
-        ollama = (route for route in app.routes if getattr(route, "name", "") in _OLLAMA_ROUTES)
-        for path in [route.path for route in ollama]:
+        for path in ollama:
             shorten(app, path, partial(_with_right_headers, server))
+    put_first(app, [*_OFTEN, *ollama])
 
 
 async def _score(server: PrefillServer, body: bytes, context: CallContext) -> Response | bytes:

@@ -91,3 +91,17 @@ async def test_a_caller_that_is_patient_gets_its_outcome() -> None:
     in_an_hour = (time.time() + 3600) * 1e3
     patient = StubRequest(patience=10**6)
     assert await worker.run(abs, -1, request=patient, deadline_ms=in_an_hour) == 1
+
+
+def test_a_function_may_end_after_the_loop_of_its_caller(caplog: pytest.LogCaptureFixture) -> None:
+    worker, go_on = Worker("test"), threading.Event()
+
+    async def leave() -> None:
+        task = asyncio.create_task(worker.run(go_on.wait))
+        await asyncio.sleep(0)
+        task.cancel()
+
+    asyncio.run(leave())
+    go_on.set()
+    worker._pool.shutdown()
+    assert not caplog.records

@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from sglang_prefill_ext.border.http_server.fast_route import (
     OUR_PATHS,
     Lifespan,
+    put_first,
     restore,
     shorten,
 )
@@ -128,6 +129,18 @@ async def test_an_error_keeps_the_headers_that_the_application_drops(by_route: b
         answer = await client.post("/busy", content=b"[]", headers=JSON)
     assert (answer.status_code, answer.json()) == (429, {"message": "busy"})
     assert answer.headers.get_list("retry-after") == ["3"]
+
+
+def test_routes_that_are_put_first_are_tried_before_all_others_which_keep_their_order() -> None:
+    app = FastAPI()
+    for path in ("/a", "/b", "/c", "/b", "/d"):
+        app.add_api_route(path, lambda: "", methods=["GET"])
+    before = [route.path for route in app.routes]  # type: ignore[attr-defined]
+    for _ in range(2):  # engines
+        put_first(app, ["/d", "/missing", "/b"])
+        after = [route.path for route in app.routes]  # type: ignore[attr-defined]
+        rest = [path for path in before if path not in ("/b", "/d")]
+        assert after == ["/d", "/b", "/b", *rest]
 
 
 async def test_an_application_is_restored_for_the_next_engine() -> None:

@@ -47,3 +47,18 @@ async def test_native_routes_of_vectors_tell_when_to_come_again(path: str) -> No
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
         answer = await client.post(path, json={})
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "3")
+
+
+def test_the_routes_of_packed_calls_are_tried_first() -> None:
+    app = FastAPI()
+
+    async def nothing() -> None:
+        pass
+
+    for path in ("/health", EXPLAIN_PATH, "/v1/chat/completions", "/v1/decisions", "/v1/score"):
+        app.add_api_route(path, nothing, methods=["POST"])
+    manager = SimpleNamespace(is_generation=True)
+    server: Any = SimpleNamespace(manager=manager, embed=None, tokens=None)
+    shorten_routes(app, server)
+    paths = [route.path for route in app.routes]  # type: ignore[attr-defined]
+    assert paths[:3] == ["/v1/score", "/v1/chat/completions", "/v1/decisions"]
