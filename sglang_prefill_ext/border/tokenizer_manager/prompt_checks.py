@@ -29,8 +29,8 @@ def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
     Raises:
         RequestError: the prompt is empty, or an id lies outside the vocabulary; its embeddings do
             not fit the model, or the model is an encoder, which takes none; an encoder has no
-            positions for so many tokens; or the request asks for tokens, positions or labels that
-            do not exist, or for an adapter in another way than by one name.
+            positions for so many tokens; or the request asks for tokens, positions, labels or
+            hidden states that do not exist, or for an adapter in another way than by one name.
     """
     server = server_of(manager)
     if server is None:
@@ -59,6 +59,7 @@ def _check(server: PrefillServer, obj: Any, input_ids: Any) -> None:
             stop_token_ids=sampling.get("stop_token_ids") or (),
         )
         _check_labels(manager, obj)
+        _check_hidden_states(obj.return_hidden_states)
     _check_adapter(manager, obj)
     _check_readout(manager, obj, input_ids)
     if getattr(obj, "input_embeds", None) is not None:
@@ -93,6 +94,13 @@ def _check_labels(manager: Any, obj: Any) -> None:
                 f"{name!r:.80} is no label of this server's metrics. Leave it out, or start the "
                 "server with --tokenizer-metrics-allowed-custom-labels.",
             )
+
+
+def _check_hidden_states(wanted: Any) -> None:
+    """Refuse a list, which SGLang reads only with a list of prompts."""
+    if not isinstance(wanted, bool) and wanted != "last":
+        field = "return_hidden_states"
+        raise wrong(field, f'{wanted!r:.80} is no choice; send true, false or "last".')
 
 
 def _check_adapter(manager: Any, obj: Any) -> None:

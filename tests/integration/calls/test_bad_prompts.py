@@ -106,6 +106,15 @@ def test_without_adapters_an_id_does_no_harm_and_a_list_ends_a_plain_server(
 
 
 @pytest.mark.patch("P22")
+@pytest.mark.parametrize("wanted", [[], [False]], ids=str)
+def test_a_list_of_hidden_states_ends_a_plain_server(client: Client, wanted: list[bool]) -> None:
+    response = client.post("/generate", {"input_ids": [5], "return_hidden_states": wanted} | SAMPLING)
+    assert response.status_code == 400
+    assert f"return_hidden_states: {wanted} is no choice" in message_of(response.json())
+    assert len(client.generate([5, 6], 2)) == 2
+
+
+@pytest.mark.patch("P22")
 def test_positions_that_end_a_plain_server(client: Client) -> None:
     body = {"input_ids": [5, 6, 7], "return_logprob": True, "token_ids_logprob": [5]}
     nothing, one = {"max_new_tokens": 0}, {"max_new_tokens": 1}
