@@ -76,12 +76,14 @@ class EngineState(msgspec.Struct, frozen=True):
         offer: None if the router has said that it knows this one.
         schedulers: their parts of the status page; empty if none has answered in time.
         tokens: of the packed requests of this process that are under way.
+        leaving: it answers these, and then ends.
     """
 
     fingerprint: str
     offer: Offer | None
     schedulers: list[dict[str, Any]]
     tokens: int
+    leaving: bool = False
     version: str = __version__
 
     @property

@@ -19,6 +19,8 @@ from sglang_prefill_ext.fleet.replica_load import ReplicaLoad
 
 logger = logging.getLogger(__name__)
 
+_SHUTS_DOWN = "It is shutting down."
+
 _KNOBS = ("attention", "max_forward_tokens", "max_items")
 """Fields of the configuration that answers depend on."""
 
@@ -120,11 +122,15 @@ class Selection:
         if known is None or known.offer is not replica.offer:
             self._alive[replica.url] = Member(replica.offer)
             self._loads.pop(replica.url, None)  # it has restarted, or has other weights
-        if replica.url in self._loads:
-            replica.why = ""
         if state.schedulers:
             self._note_load(replica, state, now_s)
         self.choose()
+        if replica.url in self._loads:
+            self._loads[replica.url].draining = state.leaving
+            why = _SHUTS_DOWN if state.leaving else ""
+            if state.leaving and replica.why != why:
+                logger.info("Engine %s: %s", replica.url, why)
+            replica.why = why
 
     def take_silence(self, replica: Replica, error: EngineUnavailableError) -> None:
         """An engine has failed to answer."""

@@ -108,7 +108,7 @@ def reserved_ports(settings: Settings) -> Iterator[Settings]:
         port = held.enter_context(reserved(settings.host, settings.port))
         grpc_port = settings.grpc_port
         if grpc_port is not None:
-            grpc_port = held.enter_context(reserved(settings.host, grpc_port))
+            grpc_port = held.enter_context(reserved(settings.host, grpc_port, "--grpc-port"))
         yield msgspec.structs.replace(settings, port=port, grpc_port=grpc_port)
 
 

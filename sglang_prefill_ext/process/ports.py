@@ -42,11 +42,12 @@ def joined(host: str, port: int) -> str:
 
 
 @contextmanager
-def reserved(host: str, port: int) -> Iterator[int]:
+def reserved(host: str, port: int, flag: str = "--port") -> Iterator[int]:
     """Reserve a port for processes that share it, among which the kernel divides connections.
 
     Args:
         port: 0 for a free one.
+        flag: that the port was given by.
 
     Yields:
         The port.
@@ -55,17 +56,20 @@ def reserved(host: str, port: int) -> Iterator[int]:
         ConfigError: it is taken, or there is no such address.
     """
     # A port that is not shared shows others that share it, too.
-    with bound(host, port, socket.SO_REUSEADDR):
+    with bound(host, port, flag, option=socket.SO_REUSEADDR):
         pass
     # Bound but not listening: connections go to those that listen.
-    with bound(host, port) as holder:
+    with bound(host, port, flag) as holder:
         yield int(holder.getsockname()[1])
 
 
-def bound(host: str, port: int, option: int = socket.SO_REUSEPORT) -> socket.socket:
+def bound(
+    host: str, port: int, flag: str = "--port", *, option: int = socket.SO_REUSEPORT
+) -> socket.socket:
     """Return a socket of this process at a port, not listening yet.
 
     Args:
+        flag: that the port was given by.
         option: of the socket; by default the port is shared with processes that share it.
 
     Raises:
@@ -82,6 +86,6 @@ def bound(host: str, port: int, option: int = socket.SO_REUSEPORT) -> socket.soc
             raise
     except OSError as error:
         raise ConfigError(
-            f"--host {host} --port {port} cannot be used ({error}). Choose another address."
+            f"--host {host} {flag} {port} cannot be used ({error}). Choose another address."
         ) from error
     return made

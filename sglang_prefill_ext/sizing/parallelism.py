@@ -205,5 +205,5 @@ def no_room(device: Device, weights_gb: float) -> str:
     """Say why a device has no room for its weights; empty if it has."""
     most_gb = MEMORY_FOR_WEIGHTS * device.memory_gb
     if weights_gb > most_gb:
-        return f"weights take {weights_gb:.0f} GB of each device, which has room for {most_gb:.0f}"
+        return f"weights take {weights_gb:.1f} GB of each device, which has room for {most_gb:.1f}"
     return ""

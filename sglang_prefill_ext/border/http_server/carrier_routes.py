@@ -70,7 +70,8 @@ def add_carrier_routes(
         except TimeoutError:
             found = []
         told = [{k: v for k, v in each.items() if k not in _LEFT_OUT} for each in found]
-        state = EngineState(fingerprint, None if known else offer, told, engine.tokens)
+        offered = None if known else offer
+        state = EngineState(fingerprint, offered, told, engine.tokens, engine.leaving)
         return Response(carrier.encode(state), media_type=carrier.MSGPACK)
 
     async def rows(raw_request: Request) -> Response:

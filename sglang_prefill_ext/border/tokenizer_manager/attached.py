@@ -85,6 +85,11 @@ class AttachableEngine:
         return self._path.exchange.tokens
 
     @property
+    def leaving(self) -> bool:
+        """Whether SIGTERM has come; SGLang ends once nothing is under way."""
+        return bool(self._manager.gracefully_exit)
+
+    @property
     def weights(self) -> str:
         """Names the weights of the model, which an operator may replace."""
         return f"{self._manager.model_path} {self._manager.config_value('weight_version')}"

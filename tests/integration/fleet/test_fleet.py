@@ -392,3 +392,19 @@ def test_routers_that_share_a_port_all_serve(engines: tuple[Serving, Serving]) -
             return len(pids) == 2
 
         wait_until(both_have_answered)
+
+
+def test_an_engine_that_shuts_down_gets_no_more_work(
+    fleet: Routers, engines: tuple[Serving, Serving]
+) -> None:
+    """Otherwise it would not end under load, as SGLang waits until it has none."""
+    (first, second), urls = engines, [each.server.base_url for each in engines]
+    fleet.wait_up(*urls)
+    assert second.server.pid is not None
+    with Load(fleet.processes.port, asks_of(first), 4) as load:
+        load.wait_more(20)
+        os.kill(second.server.pid, signal.SIGTERM)
+        wait_until(lambda: fleet.replicas()[urls[1]] == "draining")
+        wait_until(lambda: not second.server.running)
+        load.wait_more(20)
+    assert load.ends() == {End.RIGHT: len(load.outcomes)}, load.unwanted()

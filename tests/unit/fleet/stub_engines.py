@@ -50,7 +50,7 @@ class CountingEngine(StubEngine):
         end: returned instead of such an answer, if set.
     """
 
-    tokens, weights = 0, "m default"
+    tokens, weights, leaving = 0, "m default", False
     end: PackedResult | None = None
 
     def __init__(self) -> None:

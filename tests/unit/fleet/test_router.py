@@ -334,6 +334,24 @@ async def test_an_engine_may_come_back_while_it_leaves() -> None:
         assert set(one.fleet.replicas) == {first.url, held.stub.url}
 
 
+async def test_an_engine_that_shuts_down_gets_no_more_work_until_it_is_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    first, second = Stub(), Stub()
+    async with routed(first, second) as one:
+        replica = one.fleet.replicas[second.url]
+        second.engine.leaving = True
+        await one.wait_for(up=1, draining=1)
+        assert replica.why == "It is shutting down."
+        assert (await one.http.post("/v1/score", json=SCORE)).status_code == 200
+        assert (first.engine.rows, second.engine.rows) == ([len(SCORE["items"])], [])
+        second.engine.leaving = False
+        await one.wait_for(up=2)
+        assert not replica.why
+    assert caplog.text.count("It is shutting down.") == 1
+
+
 async def test_engines_of_another_model_take_over_what_is_under_way() -> None:
     old = Stub()
     new = Stub(offer=an_offer(settings={"weight version": "2"}))

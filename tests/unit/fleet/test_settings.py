@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from sglang_prefill_ext.errors import ConfigError
-from sglang_prefill_ext.fleet.settings import Engines, Settings, engine_urls
+from sglang_prefill_ext.fleet.settings import Engines, Settings, engine_urls, reserved_ports
+from sglang_prefill_ext.process.ports import reserved
 
 
 def test_urls_are_divided_by_commas() -> None:
@@ -56,3 +57,13 @@ def test_engines_travel_as_a_line() -> None:
     line = engines.to_line()
     assert b"\n" not in line
     assert Engines.from_line(line) == engines
+
+
+@pytest.mark.parametrize(("name", "flag"), [("port", "--port"), ("grpc_port", "--grpc-port")])
+def test_a_port_that_is_taken_is_named_by_its_flag(name: str, flag: str) -> None:
+    with (
+        reserved("127.0.0.1", 0) as taken,
+        pytest.raises(ConfigError, match=f"--host 127.0.0.1 {flag} {taken} cannot be used"),
+        reserved_ports(Settings(**({"port": 0} | {name: taken}))),
+    ):
+        pass

@@ -37,7 +37,7 @@ LARGE = decoder(80, 8192, 64, 8, 128, 28_672, 128_256)
         (DENSE["8B"], 4, "100+400x16", Load(rate=100), "No division serves 100 requests/s"),
         (DENSE["8B"], 1, "100+400x16", Load(), r"Take 1 x TP1: .* a request\.$"),
         (LARGE, 4, "100+400x16", Load(), "Take 1 x TP4: .* All other divisions do not fit"),
-        (LARGE, 1, "100+400x16", Load(), "Nothing fits: 1 x TP1: weights take 141 GB"),
+        (LARGE, 1, "100+400x16", Load(), "Nothing fits: 1 x TP1: weights take 141.1 GB"),
     ],
 )
 def test_one_sentence_says_what_to_take_and_why(

@@ -48,7 +48,7 @@ def test_every_division_is_a_line_and_the_best_is_first(plan: Plan) -> None:
 
 def test_what_does_not_fit_is_named_below(plan: Plan) -> None:
     output = plan("--gpus 2 --memory-gb 16")
-    assert "2 x TP1 does not fit: weights take 16 GB" in output
+    assert "2 x TP1 does not fit: weights take 16.4 GB" in output
     assert "Take 1 x TP2" in output
 
 
