@@ -108,7 +108,8 @@ def test_without_adapters_an_id_does_no_harm_and_a_list_ends_a_plain_server(
 @pytest.mark.patch("P22")
 @pytest.mark.parametrize("wanted", [[], [False]], ids=str)
 def test_a_list_of_hidden_states_ends_a_plain_server(client: Client, wanted: list[bool]) -> None:
-    response = client.post("/generate", {"input_ids": [5], "return_hidden_states": wanted} | SAMPLING)
+    body = {"input_ids": [5], "return_hidden_states": wanted} | SAMPLING
+    response = client.post("/generate", body)
     assert response.status_code == 400
     assert f"return_hidden_states: {wanted} is no choice" in message_of(response.json())
     assert len(client.generate([5, 6], 2)) == 2
