@@ -52,6 +52,11 @@ def run(
         ServerStartError: an engine does not start.
     """
     if not address:
+        if not replicas.most:
+            raise ConfigError(
+                "--replicas 0: it ends the fleet of a cluster that runs. Give the cluster with "
+                "--address: auto on the same machine, or host:6379."
+            )
         with reserved_ports(settings) as settings:
             pass  # only to choose and check them: Ray starts the routers, which share these ports
     elif 0 in (settings.port, settings.grpc_port):
@@ -96,6 +101,6 @@ def _checked(launch: Launch) -> _Known:
         told = done.stderr.strip().splitlines() or ["it says nothing"]
         raise ConfigError(
             f"SGLang refuses the flags of the engines: {told[-1]}. "
-            "`sglang serve --help` lists them all."
+            "`python -m sglang.launch_server --help` lists them all."
         )
     return msgspec.json.decode(done.stdout.splitlines()[-1], type=_Known)

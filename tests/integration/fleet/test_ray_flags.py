@@ -31,6 +31,7 @@ def test_flags_that_sglang_refuses_are_told_in_its_words(flags: list[str], words
         run._checked(asked)
     assert words in str(told.value)
     assert "usage:" not in str(told.value)
+    assert "`python -m sglang.launch_server --help` lists them all" in str(told.value)
 
 
 def test_what_a_fleet_knows_of_the_flags_of_its_engines(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ MODEL = "--model-path=/no/model"
         (["--engines=http://a:1", "--drain-s", "60.0"], "--drain-s: it is about engines on Ray"),
         (["--engines=nothing"], "no URL"),
         ([MODEL, "--replicas=many"], "--replicas 'many'"),
+        ([MODEL, "--replicas=0"], "--replicas 0: it ends the fleet of a cluster that runs"),
         ([MODEL, "--address=auto", "--port=0"], "--port 0"),
     ],
 )
