@@ -8,7 +8,7 @@ def test_prints_appends_and_draws(commands: Commands) -> None:
     sizes = ("--gpus", "8", "--routing", "recorded", "--device", "h100-sxm", "--requests", "20")
     output = commands.run(command.main, *sizes, "--name", "some")
     assert "Qwen3-30B-A3B, 8 x h100-sxm: fleet over experts divided" in output
-    assert "fleet: weights take 214 GB of each device" in output
+    assert "fleet: weights take 213.7 GB of each device" in output
     assert "predicted, not measured" in output
     lines = commands.lines("some")
     assert [each["model"] for each in lines] == ["Qwen3-30B-A3B"] * 6 + ["GLM-4.5-Air"] * 6
