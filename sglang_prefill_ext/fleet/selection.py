@@ -19,8 +19,6 @@ from sglang_prefill_ext.fleet.replica_load import ReplicaLoad
 
 logger = logging.getLogger(__name__)
 
-_SHUTS_DOWN = "It is shutting down."
-
 _KNOBS = ("attention", "max_forward_tokens", "max_items")
 """Fields of the configuration that answers depend on."""
 
@@ -84,6 +82,13 @@ def chosen(members: Mapping[str, Member], current: Member | None) -> Member | No
     return max(candidates, key=lambda each: votes[str(each.traits)], default=None)
 
 
+def _explain(replica: Replica, why: str, level: int) -> None:
+    """Keep why an engine gets no work, and log it if that is new."""
+    if replica.why != why:
+        logger.log(level, "Engine %s: %s", replica.url, why)
+    replica.why = why
+
+
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -127,16 +132,15 @@ class Selection:
         self.choose()
         if replica.url in self._loads:
             self._loads[replica.url].draining = state.leaving
-            why = _SHUTS_DOWN if state.leaving else ""
-            if state.leaving and replica.why != why:
-                logger.info("Engine %s: %s", replica.url, why)
-            replica.why = why
+            if state.leaving:
+                _explain(replica, "It is shutting down.", logging.INFO)
+            else:
+                replica.why = ""
 
     def take_silence(self, replica: Replica, error: EngineUnavailableError) -> None:
         """An engine has failed to answer."""
-        if replica.why != str(error):
-            logger.warning("Engine %s: %s", replica.url, error)
-        replica.why, now_s = str(error), time.monotonic()
+        _explain(replica, str(error), logging.WARNING)
+        now_s = time.monotonic()
         load = self._loads.get(replica.url)
         if load is not None:
             load.probed(now_s, ok=False)

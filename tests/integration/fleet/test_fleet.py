@@ -397,7 +397,10 @@ def test_routers_that_share_a_port_all_serve(engines: tuple[Serving, Serving]) -
 def test_an_engine_that_shuts_down_gets_no_more_work(
     fleet: Routers, engines: tuple[Serving, Serving]
 ) -> None:
-    """Otherwise it would not end under load, as SGLang waits until it has none."""
+    """Otherwise it would not end under load, as SGLang waits until it has none.
+
+    This is the last test of the module: its second engine stays ended.
+    """
     (first, second), urls = engines, [each.server.base_url for each in engines]
     fleet.wait_up(*urls)
     assert second.server.pid is not None
