@@ -23,25 +23,13 @@ from sglang_prefill_ext import __version__
 from sglang_prefill_ext.attach.messages import Facts, Stock, StockAnswer, StockError
 from sglang_prefill_ext.errors import EngineUnavailableError, PackingError, PrefillExtError
 from sglang_prefill_ext.frontend.packed_path import EncoderTraits
+from sglang_prefill_ext.frontend.score.rerank import Reranking
 from sglang_prefill_ext.wire.packed import PackedResult
 
 FACTS_PATH = "/prefill_only/facts"
 ROWS_PATH = "/prefill_only/rows"
 CALLS_PATH = "/prefill_only/calls"
 MSGPACK = "application/msgpack"
-
-
-class Reranking(msgspec.Struct, frozen=True):
-    """How to ask a decoder reranker.
-
-    Attributes:
-        template: chat template of a document.
-        yes, no: tokens between which the model decides.
-    """
-
-    template: str
-    yes: int
-    no: int
 
 
 class Offer(msgspec.Struct, frozen=True):

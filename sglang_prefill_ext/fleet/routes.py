@@ -16,13 +16,13 @@ from starlette.requests import Request
 
 from sglang_prefill_ext.attach.carrier import Offer
 from sglang_prefill_ext.attach.session import Session
-from sglang_prefill_ext.fleet import classify_api, rerank_api
+from sglang_prefill_ext.fleet import classify_api
 from sglang_prefill_ext.frontend.embed import embeddings_api
 from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall
 from sglang_prefill_ext.frontend.embed.embed_frontend import Embedded, EmbedFrontend
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.options import RequestOptions, opted_out, options_of
-from sglang_prefill_ext.frontend.score import score_body
+from sglang_prefill_ext.frontend.score import rerank, score_body
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
 Answer: TypeAlias = Callable[[bytes, Request], Awaitable[bytes | None]]
@@ -53,7 +53,7 @@ class DividedRoutes:
             self._scoring = session.scoring
             self.answers["/v1/score"] = self._score
             if offer.reranking is not None:
-                self._reranker = rerank_api.Reranker(offer.reranking)
+                self._reranker = rerank.Reranker(offer.reranking)
                 self.answers["/v1/rerank"] = self._rerank
         else:
             self._embedding = session.embedding
@@ -79,14 +79,14 @@ class DividedRoutes:
         return await self._answers.run_if_large(scored.rows.num_values, write)
 
     async def _rerank(self, body: bytes, request: Request) -> bytes | None:
-        wanted = rerank_api.read_request(body)
+        wanted = rerank.read_request(body)
         if wanted is None:
             return None
         options = _options(request)
         call = self._reranker.call(wanted, self._offer.facts.config, request)
         self._scoring.check_limits(call)
         scored = await self._scoring.score(call, options)
-        return rerank_api.answer_body(wanted, scored.scores)
+        return rerank.answer_body(wanted, scored.scores)
 
     async def _embed(self, body: bytes, request: Request) -> bytes | None:
         wanted = embeddings_api.read_request(body)

@@ -61,7 +61,7 @@ LAYERS = {
     "texts": Layer(
         "errors config wire metrics process", "fastokens gigatoken msgspec numpy tokenizers"
     ),
-    "frontend": Layer("errors config wire metrics scheduling", "msgspec numpy"),
+    "frontend": Layer("errors config wire metrics scheduling", "jinja2 msgspec numpy"),
     "attach": Layer(
         "errors config wire metrics process texts frontend", "msgspec zmq", light=False
     ),
@@ -75,7 +75,7 @@ LAYERS = {
     "fleet": Layer(
         "errors config wire metrics process shared_device frontend attach grpc_frontend"
         " local_server",
-        "aiohttp jinja2 msgspec numpy prometheus_client ray starlette typer uvicorn uvloop yarl",
+        "aiohttp msgspec numpy prometheus_client ray starlette typer uvicorn uvloop yarl",
     ),
     "sizing": Layer("errors config layout fleet", "rich typer"),
     "patching": Layer("", "msgspec packaging rich"),

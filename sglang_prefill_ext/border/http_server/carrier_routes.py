@@ -10,17 +10,16 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from sglang.srt.entrypoints.openai.protocol import V1RerankReqInput
-from sglang.srt.entrypoints.openai.serving_rerank import _detect_rerank_backend
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from sglang_prefill_ext.attach import carrier
-from sglang_prefill_ext.attach.carrier import EngineState, Offer, PartAnswer, Reranking
+from sglang_prefill_ext.attach.carrier import EngineState, Offer, PartAnswer
 from sglang_prefill_ext.attach.engine import result_of
 from sglang_prefill_ext.attach.messages import StockAnswer, StockError
 from sglang_prefill_ext.border.http_server.fast_route import refusal
+from sglang_prefill_ext.border.http_server.rerank_hooks import reranking_of
 from sglang_prefill_ext.border.model.model_classes import encoder_traits
 from sglang_prefill_ext.border.tokenizer_manager.attached import AttachableEngine
 from sglang_prefill_ext.errors import ConfigError, PackingError, RequestError
@@ -121,7 +120,7 @@ def offer_of(app: Any, manager: Any, engine: AttachableEngine) -> Offer:
         model_path=manager.model_path,
         settings=_settings(manager),
         encoder=encoder_traits(model),
-        reranking=_reranking(app, manager),
+        reranking=reranking_of(app, manager),
         shows_times=manager.enable_metrics,
         pair_tokens=_pair_tokens(model.hf_config),
     )
@@ -138,20 +137,6 @@ def _settings(manager: Any) -> dict[str, str]:
         "weight version": manager.config_value("weight_version"),
     }
     return {name: str(value) for name, value in settings.items()}
-
-
-def _reranking(app: Any, manager: Any) -> Reranking | None:
-    """How SGLang's route asks the model as a decoder reranker; None if it does not ask it so."""
-    template = getattr(manager.tokenizer, "chat_template", None)
-    if not isinstance(template, str) or not manager.is_generation:
-        return None
-    request = V1RerankReqInput(query="q", documents=["d"])
-    model = str(manager.model_config.model_path)
-    backend = _detect_rerank_backend(request=request, chat_template=template, model_path=model)
-    if backend != "text_decoder":
-        return None
-    serving = app.state.openai_serving_rerank
-    return Reranking(template, serving._yes_token_id, serving._no_token_id)
 
 
 def _pair_tokens(config: Any) -> float:

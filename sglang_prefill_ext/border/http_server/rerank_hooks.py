@@ -6,7 +6,9 @@ from collections.abc import Awaitable, Callable
 from functools import lru_cache
 from typing import Any
 
+from sglang.srt.entrypoints.openai.protocol import V1RerankReqInput
 from sglang.srt.entrypoints.openai.serving_rerank import (
+    _detect_rerank_backend,
     _extract_text_from_content,
     _get_jinja_env,
     _qwen3_rerank_score,
@@ -15,10 +17,29 @@ from sglang.srt.managers.io_struct import GenerateReqInput
 
 from sglang_prefill_ext.border.tokenizer_manager.call_context import call_with, counted
 from sglang_prefill_ext.border.tokenizer_manager.server import PrefillServer, server_of
-from sglang_prefill_ext.frontend.score.rerank import check_documents, render, rerank_prompts
+from sglang_prefill_ext.frontend.score.rerank import (
+    Reranking,
+    check_documents,
+    render,
+    rerank_prompts,
+)
 
 _TOP_LOGPROBS = 50
 """SGLang looks for the answers among so many tokens."""
+
+
+def reranking_of(app: Any, manager: Any) -> Reranking | None:
+    """How SGLang's route asks the model as a decoder reranker; None if it does not ask it so."""
+    template = getattr(manager.tokenizer, "chat_template", None)
+    if not isinstance(template, str) or not manager.is_generation:
+        return None
+    request = V1RerankReqInput(query="q", documents=["d"])
+    model = str(manager.model_config.model_path)
+    backend = _detect_rerank_backend(request=request, chat_template=template, model_path=model)
+    if backend != "text_decoder":
+        return None
+    serving = app.state.openai_serving_rerank
+    return Reranking(template, serving._yes_token_id, serving._no_token_id)
 
 
 async def rerank_texts(

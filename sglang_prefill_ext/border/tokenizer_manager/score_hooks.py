@@ -9,7 +9,7 @@ from typing import Any
 
 from sglang.srt.managers.tokenizer_manager_score_mixin import ScoreResult
 
-from sglang_prefill_ext.border.http_server.packed_routes import packed_scores
+from sglang_prefill_ext.border.http_server.openai_routes import packed_scores
 from sglang_prefill_ext.border.tokenizer_manager.call_context import call_with, stock_path
 from sglang_prefill_ext.border.tokenizer_manager.override_hooks import stock_arguments, with_arrays
 from sglang_prefill_ext.border.tokenizer_manager.server import server_of

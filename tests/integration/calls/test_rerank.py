@@ -108,8 +108,9 @@ def prompts_of(decoder: Reference, body: Json) -> list[str]:
         {"query": OTHER_TEXT[0], "documents": OTHER_TEXT, "instruct": ""},
         {"query": QUERY, "documents": [*DOCUMENTS[:2], *DOCUMENTS[:2]]},
         JINA,
+        JINA | {"top_n": "3"},
     ],
-    ids=["plain", "one", "instruct", "other-text", "repeated", "jina"],
+    ids=["plain", "one", "instruct", "other-text", "repeated", "jina", "read-by-sglang"],
 )
 def test_answers_are_stocks(client: Client, body: Json) -> None:
     assert_same_ranking(*both(client, body))
@@ -180,11 +181,13 @@ def test_instruction_and_query_are_computed_once(client: Client, decoder: Refere
 
 
 @pytest.mark.patch("P25")
+@pytest.mark.parametrize("top_n", [200, "200"], ids=["plain", "read-by-sglang"])
 def test_prompts_cost_little_beside_their_scores(
-    reranker: Serving, client: Client, decoder: Reference
+    reranker: Serving, client: Client, decoder: Reference, top_n: object
 ) -> None:
     """If the template were compiled for every document, that would take far longer than scoring."""
-    body = {"query": QUERY, "documents": [f"{n} {DOCUMENTS[n % 40]}" for n in range(200)]}
+    documents = [f"{n} {DOCUMENTS[n % 40]}" for n in range(200)]
+    body = {"query": QUERY, "documents": documents, "top_n": top_n}
     labels = [decoder.tokenizer.convert_tokens_to_ids(word) for word in ("yes", "no")]
     score = {"query": "", "items": prompts_of(decoder, body), "label_token_ids": labels}
 

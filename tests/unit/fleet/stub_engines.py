@@ -13,10 +13,11 @@ import uvicorn
 from fastapi import FastAPI, HTTPException, Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 
-from sglang_prefill_ext.attach.carrier import Offer, Reranking
+from sglang_prefill_ext.attach.carrier import Offer
 from sglang_prefill_ext.border.http_server.carrier_routes import add_carrier_routes
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.frontend.options import TIMEOUT_HEADER
+from sglang_prefill_ext.frontend.score.rerank import Reranking
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.status import Status
 from tests.unit.attach.engines import StubEngine, facts

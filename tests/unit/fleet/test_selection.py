@@ -9,13 +9,13 @@ from msgspec.structs import replace as changed
 from sglang_prefill_ext.attach.carrier import (
     EngineState,
     Offer,
-    Reranking,
     encode,
     fingerprint_of,
     state_from,
 )
 from sglang_prefill_ext.errors import EngineUnavailableError
 from sglang_prefill_ext.fleet.selection import Member, chosen, difference
+from sglang_prefill_ext.frontend.score.rerank import Reranking
 from sglang_prefill_ext.wire.arrays import EmbeddingKind
 from tests.unit.attach.engines import facts
 

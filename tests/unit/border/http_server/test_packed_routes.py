@@ -9,8 +9,9 @@ import httpx
 import pytest
 from fastapi import FastAPI, HTTPException
 
+from sglang_prefill_ext.border.http_server.openai_routes import _written
 from sglang_prefill_ext.border.http_server.own_routes import EXPLAIN_PATH
-from sglang_prefill_ext.border.http_server.packed_routes import _written, shorten_routes
+from sglang_prefill_ext.border.http_server.packed_routes import shorten_routes
 from sglang_prefill_ext.border.tokenizer_manager.call_context import CallContext, current_call
 from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.metrics import FrontendMetrics
@@ -55,10 +56,11 @@ def test_the_routes_of_packed_calls_are_tried_first() -> None:
     async def nothing() -> None:
         pass
 
-    for path in ("/health", EXPLAIN_PATH, "/v1/chat/completions", "/v1/decisions", "/v1/score"):
+    last = ("/v1/chat/completions", "/v1/decisions", "/v1/rerank", "/v1/score")
+    for path in ("/health", EXPLAIN_PATH, *last):
         app.add_api_route(path, nothing, methods=["POST"])
     manager = SimpleNamespace(is_generation=True)
     server: Any = SimpleNamespace(manager=manager, embed=None, tokens=None)
     shorten_routes(app, server)
     paths = [route.path for route in app.routes]  # type: ignore[attr-defined]
-    assert paths[:3] == ["/v1/score", "/v1/chat/completions", "/v1/decisions"]
+    assert paths[:4] == ["/v1/score", "/v1/rerank", "/v1/chat/completions", "/v1/decisions"]
