@@ -78,11 +78,11 @@ class Broker:
             socket = socket_of(zmq.SocketType.ROUTER, **options)
             socket.bind(f"ipc://{self._path}")
             self._mailbox = Mailbox(socket, self._receive, self._forget)
-            knocking = asyncio.ensure_future(self._knock_at_silent())
+            telling = asyncio.ensure_future(self._tell())
             try:
                 yield
             finally:
-                knocking.cancel()
+                telling.cancel()
                 for name in list(self._peers):
                     self._send(name, messages.Farewell())
                     self._forget(name)
@@ -172,13 +172,17 @@ class Broker:
     def _send(self, name: bytes, message: messages.FromEngine) -> None:
         self._mailbox.send(messages.encode(message), name)
 
-    async def _knock_at_silent(self) -> None:
-        """Find front ends that have gone, by sending a `Knock` to those that were silent."""
+    async def _tell(self) -> None:
+        """Tell all front ends that the engine leaves. Find those that have gone, by sending a
+        `Knock` to those that were silent."""
         while True:
             await asyncio.sleep(messages.BEAT_S)
             oldest_s = time.monotonic() - messages.SILENCE_S
-            for name in [n for n, peer in self._peers.items() if peer.heard_s < oldest_s]:
-                self._send(name, messages.Knock())
+            for name, peer in self._peers.items():
+                if self._engine.leaving:
+                    self._send(name, messages.Leaving())
+                elif peer.heard_s < oldest_s:
+                    self._send(name, messages.Knock())
 
     def _forget(self, name: bytes) -> None:
         """Forget a front end, and end its calls, whose answers nobody waits for."""

@@ -33,6 +33,8 @@ _LONGEST_WAIT_S = 60.0
 """Longest time between two hellos to an engine that this front end cannot serve. The time doubles
 with every failure."""
 
+_GOING_DOWN = "The engine is going down. Try again when it is back."
+
 
 class EngineConnection:
     """Keeps the session of a front end with the engine that listens at the socket file.
@@ -41,7 +43,7 @@ class EngineConnection:
         metrics: counts of this process, which are handed on to the engine.
         collector: garbage collection of this process. It freezes with every new session, and acts
             when the engine asks for it.
-        on_change: called with every new session, and with None when one has ended.
+        on_change: called with every new session, and with None when that takes no more calls.
     """
 
     def __init__(
@@ -64,12 +66,12 @@ class EngineConnection:
 
     @property
     def session(self) -> Session:
-        """The session with the engine.
+        """The session with the engine, for a new call.
 
         Raises:
-            EngineUnavailableError: there is none.
+            EngineUnavailableError: there is none, or the engine shuts down.
         """
-        if self._session is None:
+        if self._session is None or not self._attached.is_set():
             raise EngineUnavailableError(self._why)
         return self._session
 
@@ -140,8 +142,10 @@ class EngineConnection:
                 self._open(message)
             case messages.Refusal():
                 self._close(message.message)
+            case messages.Leaving():
+                self._refuse(_GOING_DOWN)
             case messages.Farewell():
-                self._close("The engine is going down. Try again when it is back.")
+                self._close(_GOING_DOWN)
             case messages.GcCall():
                 self._send(messages.GcAnswer(message.rid, self._collect_garbage(message)))
             case messages.Knock():
@@ -194,12 +198,17 @@ class EngineConnection:
         self._hello_s = time.monotonic() + wait_s
         self._close(why)
 
-    def _close(self, why: str) -> None:
+    def _refuse(self, why: str) -> None:
+        """Begin no more calls; those under way go on."""
         if why != self._why:
             logger.warning("%s", why)
         self._why = why
+        if self._attached.is_set():
+            self._attached.clear()
+            self._on_change(None)
+
+    def _close(self, why: str) -> None:
+        self._refuse(why)
         session, self._session = self._session, None
         if session is not None:
-            self._attached.clear()
             session.close(why)
-            self._on_change(None)

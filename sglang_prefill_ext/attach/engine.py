@@ -18,7 +18,14 @@ logger = logging.getLogger(__name__)
 
 
 class Engine(Protocol):
-    """What calls from other processes need of the engine's process."""
+    """What calls from other processes need of the engine's process.
+
+    Attributes:
+        leaving: it has been told to end, and does so once no call is under way.
+    """
+
+    @property
+    def leaving(self) -> bool: ...
 
     def facts(self) -> Facts: ...
 

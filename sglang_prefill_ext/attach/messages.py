@@ -13,6 +13,7 @@
                  ◄──────────────────────    GcCall
     GcAnswer     ──────────────────────►
                  ◄──────────────────────    Knock, where no beat has come for `SILENCE_S`
+                 ◄──────────────────────    Leaving, every `BEAT_S` while the engine shuts down
                  ◄──────────────────────    Farewell, when the engine goes
 
 Messages that leave at the same time are the parts of one ZMQ message (see `Mailbox`).
@@ -171,6 +172,10 @@ class Knock(msgspec.Struct, tag=True, frozen=True):
     """Needs no answer: if it can be sent, the connection of the front end is still there."""
 
 
+class Leaving(msgspec.Struct, tag=True, frozen=True):
+    """The engine answers the calls that it has, and then ends."""
+
+
 class Farewell(msgspec.Struct, tag=True, frozen=True):
     pass
 
@@ -180,7 +185,7 @@ Call: TypeAlias = Rows | Stock
 Tidings: TypeAlias = Abort | Beat | GcAnswer
 FromFrontend: TypeAlias = Hello | Call | Tidings
 Answer: TypeAlias = RowsAnswer | StockAnswer | StockError
-FromEngine: TypeAlias = Facts | Refusal | Answer | GcCall | Knock | Farewell
+FromEngine: TypeAlias = Facts | Refusal | Answer | GcCall | Knock | Leaving | Farewell
 
 encode = msgspec.msgpack.Encoder().encode
 decode_from_frontend = msgspec.msgpack.Decoder(FromFrontend).decode

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -110,13 +110,30 @@ class BatchExchange(Generic[Item]):
     ) -> list[ReadOut | Exception]:
         size = sum(map(self._size_of, items))
         groups = await self._worker.run_if_large(size, self._pack, kind, items)
-        asked = [self._ask_one(group, items, kind, options) for group in groups]
-        # A lone call has one group, which needs no task of its own.
-        found = await _all_ended(asked) if len(asked) > 1 else [await asked[0]]
         answers: dict[int, ReadOut | Exception] = {}
-        for group, read_outs in zip(groups, found, strict=True):
-            answers.update(zip(group.members, read_outs, strict=True))
+        for turn in self._turns(groups, items):
+            asked = [self._ask_one(group, items, kind, options) for group in turn]
+            # A lone call has one group, which needs no task of its own.
+            found = await _all_ended(asked) if len(asked) > 1 else [await asked[0]]
+            for group, outcomes in zip(turn, found, strict=True):
+                answers.update(zip(group.members, outcomes, strict=True))
         return [answers[number] for number in range(len(items))]
+
+    def _turns(
+        self, groups: Sequence[PackedGroup], items: list[Item]
+    ) -> Iterator[list[PackedGroup]]:
+        """Divide groups so that an empty queue takes each part, or its only group, as a whole."""
+        config = self._path.config
+        turn: list[PackedGroup] = []
+        size = rows = 0
+        for group in groups:
+            own = sum(self._size_of(items[each]) for each in group.members)
+            size, rows = size + own, rows + len(group.members)
+            if turn and (size > config.max_queued_tokens or rows > config.max_queued_rows):
+                yield turn
+                turn, size, rows = [], own, len(group.members)
+            turn.append(group)
+        yield turn
 
     async def _ask_one(
         self, group: PackedGroup, items: list[Item], kind: Hashable, options: RequestOptions

@@ -14,14 +14,23 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from tests.integration.support.client import (
+    LABELS,
     Json,
     generate_body,
     random_ids,
     score_body,
     wait_until,
+)
+from tests.integration.support.grpc_frontends import (
+    FrontEnds,
+    connected,
+    front_ends,
+    health,
+    request_of,
 )
 from tests.integration.support.own_server import Serving, serving
 from tests.integration.support.parity import assert_paths_agree
@@ -60,6 +69,7 @@ def production(
     flags += ("--served-model-name", NAME, "--api-key", KEY)
     flags += ("--enable-request-time-stats-logging", "--crash-dump-folder", str(folder / "crash"))
     flags += ("--enable-trace", "--otlp-traces-endpoint", collector.address)
+    flags += ("--prefill-only-attach", str(folder / "attach" / "engine.sock"))
     env = {"SGLANG_OTLP_EXPORTER_SCHEDULE_DELAY_MILLIS": "50", "SGLANG_TIMEOUT_KEEP_ALIVE": "300"}
     with serving(model_dir("micro"), "production", *flags, env=env) as running:
         running.client.http.headers["authorization"] = f"Bearer {KEY}"
@@ -212,7 +222,16 @@ def test_requests_of_one_token_are_logged_by_sglang(production: Serving, folder:
     assert events == ["request.received", "request.finished"]
 
 
-def test_what_is_under_way_is_answered_before_the_server_ends(production: Serving) -> None:
+@pytest.fixture
+def front_end(production: Serving, folder: Path) -> Iterator[FrontEnds]:
+    """A gRPC front end, which has to give the server no calls while that ends."""
+    with front_ends(folder / "attach" / "engine.sock", "production-grpc", "--processes=1") as one:
+        yield one
+
+
+def test_what_is_under_way_is_answered_before_the_server_ends(
+    production: Serving, front_end: FrontEnds
+) -> None:
     server, client = production
     seen = server.log_path.stat().st_size
     assert server.pid is not None
@@ -221,17 +240,29 @@ def test_what_is_under_way_is_answered_before_the_server_ends(production: Servin
         line = f"Remaining number of requests {requests}".encode()
         return line in server.log_path.read_bytes()[seen:]
 
-    with ThreadPoolExecutor() as pool, closing(HTTPConnection(server.host, server.port)) as late:
+    with (
+        ThreadPoolExecutor() as pool,
+        closing(HTTPConnection(server.host, server.port)) as late,
+        connected(front_end.address) as stub,
+        grpc.insecure_channel(front_end.address) as another,
+    ):
         headers = {**client.http.headers, "content-type": "application/json"}
         late.request("GET", "/model_info", headers=headers)
         late.getresponse().read()
         with stopped(scheduler_pid(server)):
             with passing_on(client):
                 reply = pool.submit(client.score, score_body(13, 30, [3, 5]))
+            with passing_on(client):
+                call = stub.Score.future(request_of(SCORE), timeout=100)
             os.kill(server.pid, signal.SIGTERM)
-            wait_until(lambda: draining(1))
+            wait_until(lambda: draining(2))
             assert client.http.get("/health").status_code == 503
+            wait_until(lambda: health(another) == "NOT_SERVING")
+            with pytest.raises(grpc.RpcError, match="going down") as refused:
+                stub.Score(request_of(SCORE), timeout=100)
+            assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
         assert len(reply.result()["scores"]) == 2
+        assert len(call.result().scores) == 2 * 8 * len(LABELS)
         with stopped(scheduler_pid(server)):
             wait_until(lambda: draining(0))
             # The event loop stands still until the scheduler has ended, and reads this afterwards.

@@ -102,6 +102,23 @@ def test_a_generation_that_is_rejected_learns_when_to_come_again(
     assert {reply.result().status_code for reply in replies} == {200}
 
 
+def test_an_empty_queue_takes_a_call_over_the_limit_whose_prompts_begin_differently(
+    server: LocalServer, client: Client, pool: ThreadPoolExecutor
+) -> None:
+    """They are two packed requests."""
+    alike = [[first] * 300 + [token] for first in (11, 12) for token in (5, 6, 7)]
+    body: Json = {"model": "m", "prompt": alike, "max_tokens": 1, "temperature": 0}
+    with client.counting() as moved:
+        with held_back(server, client, pool, [body], "/v1/completions") as replies:
+            pass
+        (answer,) = (reply.result() for reply in replies)
+    assert answer.status_code == 200, answer.text
+    wanted = client.post("/v1/completions", body, stock=True).json()
+    found = [each["text"] for each in answer.json()["choices"]]
+    assert found == [each["text"] for each in wanted["choices"]]
+    assert moved["scheduler.requests.ok"] == 2
+
+
 def test_a_higher_priority_overtakes(
     server: LocalServer, client: Client, pool: ThreadPoolExecutor
 ) -> None:

@@ -94,6 +94,7 @@ class StubEngine:
         self.released: list[str] = []
         self.width = 3
         self.told = 0
+        self.leaving = False
         answer_at_once(self.link, self.exchange, self.answer)
 
     def answer(self, rows: PackedRows) -> PackedResult:

@@ -245,6 +245,39 @@ async def test_an_engine_that_goes_ends_its_calls_and_one_that_comes_takes_new_o
     assert changes == [True, False, True, False]
 
 
+async def test_an_engine_that_leaves_gets_no_more_calls_and_answers_those_it_has(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(messages, "BEAT_S", 0.02)
+    engine = StubEngine()
+    engine.fall_silent()
+    changes: list[bool] = []
+    connection = EngineConnection(
+        path, FrontendMetrics(), StubCollector(), lambda s: changes.append(s is not None)
+    )
+    async with connection.running():
+        async with Broker(engine, path).running():
+            assert await connection.wait_attached(60)
+            session = connection.session
+            asking, left = (asyncio.ensure_future(ask(session)) for _ in range(2))
+            await until(lambda: len(engine.link.sent) == 2)
+            engine.leaving = True
+            await until(lambda: changes == [True, False])
+            with pytest.raises(EngineUnavailableError, match="is going down"):
+                _ = connection.session
+            left.cancel()
+            await until(lambda: engine.link.aborted)
+            ((rid, _), _) = engine.link.sent
+            engine.exchange.deliver(rid, stub_answer(values=[0.0] * 4))
+            assert (await asyncio.wait_for(asking, 60)).status == "ok"
+        await until(lambda: connection._session is None)
+        async with Broker(StubEngine(), path).running():
+            assert await connection.wait_attached(60)
+            assert (await ask(connection.session)).status == "ok"
+    assert changes == [True, False, True, False]
+    assert caplog.text.count("The engine is going down") == 1
+
+
 ENGINE = """
 import asyncio, sys
 from pathlib import Path

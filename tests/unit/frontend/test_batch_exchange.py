@@ -41,10 +41,10 @@ def groups_of(size: int, items: list[int]) -> Sequence[Group]:
 
 
 class Setup:
-    def __init__(self) -> None:
+    def __init__(self, **limits: int) -> None:
         self.link = StubLink()
         self.link.admitted = 1
-        path = path_of(self.link, PrefillOnlyConfig(gather_rows=4), max_row_tokens=100)
+        path = path_of(self.link, PrefillOnlyConfig(gather_rows=4, **limits), max_row_tokens=100)
         self.exchange = path.exchange
         self.batches: BatchExchange[int] = BatchExchange(
             path, Worker("test"), size_of=lambda _: 1, pack=groups_of, admits=False
@@ -106,6 +106,24 @@ async def test_what_the_scheduler_says_of_a_group_is_told_as_it_is(
     setup = Setup()
     assert shown(await setup.ask([15, 2], size=1)) == [RequestAbortedError, [2.0]]
     assert not caplog.records
+
+
+@pytest.mark.parametrize("limit", ["max_queued_tokens", "max_queued_rows"])
+async def test_groups_that_no_queue_would_take_together_are_sent_in_turns(limit: str) -> None:
+    setup = Setup(**{limit: 3})
+    under_way: list[int] = []
+
+    def serve(rid: str, rows: PackedRows) -> None:
+        under_way.append(setup.exchange.in_flight)
+        setup.answer(rid, rows)
+
+    setup.link.on_send = serve
+    items = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert shown(await setup.ask(items, size=1)) == [[float(each)] for each in items]
+    assert under_way == [1, 2, 3] * 3
+    under_way.clear()
+    assert shown(await setup.ask(items, size=4)) == [[float(each)] for each in items]
+    assert under_way == [1, 1, 1]
 
 
 async def test_no_group_goes_on_behind_the_back_of_a_batch_that_ended() -> None:

@@ -176,6 +176,21 @@ def test_a_sample_repeats_the_shared_text_a_few_times(item_first: bool) -> None:
     assert len(asked) == 3
 
 
+def test_a_sample_of_many_texts_has_a_few_of_them() -> None:
+    encoder, plain, _ = made()
+    texts = [f"{number} a b. " * 2500 for number in range(100)]
+    assert len(encoder.encode(texts)) == 100
+    (asked,) = plain.asked
+    assert asked == texts[:3]
+
+
+def test_all_texts_of_a_sample_that_differs_are_encoded_the_plain_way() -> None:
+    encoder, plain, _ = made()
+    plain.more = [7]
+    texts = [f"{number} a b. " * 2500 for number in range(5)]
+    assert [row[-1] for row in encoder.encode(texts)] == [7] * 5
+
+
 LONG = "x" * 1000
 
 
