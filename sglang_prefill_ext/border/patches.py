@@ -16,6 +16,8 @@ from sglang_prefill_ext.patching.source import unbound
 from sglang_prefill_ext.patching.spec import Aspect, Group, Kind, Mismatch, Patch, Use
 from sglang_prefill_ext.patching.table import PATCHES, USES
 
+logger = logging.getLogger(__name__)
+
 _OTHER_PLUGIN = "uninstall the package that changes this too, or start without the flag"
 
 
@@ -134,9 +136,6 @@ def wrapped(raw: object, hook: Callable[..., Any], kind: Kind) -> object:
 
     wrapper = _wrap_fn(unbound(raw), hook, HookType(kind.value))
     return type(raw)(wrapper) if isinstance(raw, classmethod | staticmethod) else wrapper
-
-
-logger = logging.getLogger(__name__)
 
 
 def _rebind(changes: Sequence[tuple[object, object]]) -> None:

@@ -61,11 +61,7 @@ class PackedExecutor:
         self.asynchronous, self.causal = model.asynchronous, model.causal
         # A graph would make keys and values of as many latents as its page table may name.
         self.caches_latents = caches_prefixes and model.pool.keeps_latents
-        # A graph computes no chunks: its prompts lie in their first one.
-        chunk = min((heads.chunk for heads in model.heads if heads.chunk), default=None)
-        self._longest_graph = chunk
-        pooled = caches_prefixes and not self.caches_latents and chunk is None
-        self._graph_pool = model.pool if pooled else None
+        self._caches_keys = caches_prefixes and not self.caches_latents
         self._graphs: PackedGraphs | None = None
         self.graph_use = GraphUse()
         self.counts_next: Callable[[int], bool] | None = None
@@ -83,10 +79,11 @@ class PackedExecutor:
 
     def capture_graphs(self, max_tokens: int) -> None:
         """From now on, replay forwards of up to `max_tokens` tokens as graphs, if possible."""
-        settings = (self.attention, self._graph_pool, self.graph_use)
-        if self._longest_graph is not None:
-            max_tokens = min(max_tokens, self._longest_graph)
-        self._graphs = PackedGraphs(self.model, *settings, max_tokens)
+        model, pool = self.model, self.model.pool if self._caches_keys else None
+        chunks = [heads.chunk for heads in model.heads if heads.chunk]
+        if chunks:  # a graph computes none: its prompts lie in their first one
+            max_tokens, pool = min(max_tokens, *chunks), None
+        self._graphs = PackedGraphs(model, self.attention, pool, self.graph_use, max_tokens)
 
     @contextmanager
     def eagerly(self) -> Iterator[None]:

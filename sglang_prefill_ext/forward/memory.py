@@ -39,32 +39,26 @@ def kept_bytes(device: torch.device, work: Callable[[], object]) -> int:
         device: on CUDA, no other process may allocate memory meanwhile. On the CPU the result is 0,
             since a process's use of host memory says little about what it keeps.
     """
-    before = _untaken_bytes(device)
-    work()
-    return max(0, before - _untaken_bytes(device))
-
-
-def _untaken_bytes(device: torch.device) -> int:
-    """CUDA memory that is not allocated, after torch's allocator has freed its unused blocks.
-
-    0 if the device is not a CUDA device.
-    """
     if device.type != "cuda":
+        work()
         return 0
-    torch.cuda.synchronize(device)
-    torch.cuda.empty_cache()
-    return int(torch.cuda.mem_get_info(device)[0])
+    before = free_bytes(device)
+    work()
+    return max(0, before - free_bytes(device))
 
 
 def free_bytes(device: torch.device) -> int:
     """Memory that torch could still allocate, in bytes.
 
-    On CUDA, the blocks that torch's allocator keeps do not count: those in the pools of CUDA
-    graphs, SGLang's and ours, look free to it, but only a capture can use them.
+    On CUDA, torch's allocator first frees its unused blocks. Those that it keeps do not count: in
+    the pools of CUDA graphs, SGLang's and ours, they look free to it, but only a capture can use
+    them.
     """
-    if device.type == "cuda":
-        return _untaken_bytes(device)
-    return int(psutil.virtual_memory().available)
+    if device.type != "cuda":
+        return int(psutil.virtual_memory().available)
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    return int(torch.cuda.mem_get_info(device)[0])
 
 
 def _peak_on_cpu(work: Callable[[], object]) -> int:

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from functools import cache
 from typing import Any
 
 from rich.console import Console
@@ -125,12 +124,7 @@ def diagnose(
 
 def _entry(use: Use, mismatches: Sequence[Mismatch]) -> Entry:
     names = [name for mismatch in mismatches for name in mismatch.names]
-    return Entry(use, tuple(mismatches), scan.users(_our_modules(), use.target, names))
-
-
-@cache
-def _our_modules() -> scan.Modules:
-    return scan.read_package()
+    return Entry(use, tuple(mismatches), scan.users(scan.read_package(), use.target, names))
 
 
 def render(report: Report, console: Console, *, everything: bool = False) -> None:

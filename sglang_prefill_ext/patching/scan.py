@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 PACKAGE = __name__.partition(".")[0]
@@ -50,6 +51,7 @@ Modules = Mapping[str, Names]
 """Dotted name of a module of ours -> the names that it uses."""
 
 
+@cache
 def read_package(directory: Path = Path(__file__).parents[1]) -> Modules:
     """Read every module below a package's directory."""
     found = {}

@@ -35,7 +35,7 @@ class Patch:
     Attributes:
         id: short name for reports and tests, e.g. ``"P11"``.
         target: ``"package.module.Class.attribute"``, where the class must define the attribute
-            itself, or ``"package.module.function"``, which no module may import by its name.
+            itself, or ``"package.module.function"``, which modules may have imported by its name.
         kind: how the hook joins the target.
         hook: ``"package.module:function"`` of ours; a string, so that the table imports nothing.
         group: which processes apply it, and when.

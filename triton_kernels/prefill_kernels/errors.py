@@ -11,6 +11,9 @@ import torch
 import triton
 from torch import Tensor, device, dtype
 
+FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+"""Dtypes of the numbers that kernels read."""
+
 
 class KernelArgumentError(ValueError):
     """An argument of a kernel cannot work; the message names it, its value and the remedy.

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from sglang.srt.models.deepseek_common.attention_backend_handler import _dispatch_mla_subtype
 from torch import Tensor
-from torch.nn.functional import silu
+from torch.nn.functional import rms_norm, silu
 
 from sglang_prefill_ext.border.cpu.recurrent import carried_over_pool
 from sglang_prefill_ext.border.model.recurrent.delta_rule import delta_inputs
@@ -60,10 +60,7 @@ def gated_norm(
     """AROUND `RMSNorm.forward` of SGLang's gated norms; others than those of such layers stay."""
     if norm.group_size is not None or not norm.norm_before_gate:
         return original(norm, x, z)
-    states = x.float()
-    out: Tensor = (
-        states * torch.rsqrt(states.square().mean(-1, keepdim=True) + norm.eps) * norm.weight
-    )
+    out = rms_norm(x.float(), norm.weight.shape, norm.weight.float(), norm.eps)
     if z is None:
         return out.to(x.dtype)
     gate = z.float().sigmoid() if norm.activation == "sigmoid" else silu(z.float())

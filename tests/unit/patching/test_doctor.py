@@ -101,7 +101,7 @@ def test_who_uses_what_differs_is_told(
     read = scan.Names(touched={"waiting"})
     imports = scan.Names(imports={f"{MODULE}.wait"})
     modules = {f"{scan.BORDER}.reads": read, f"{scan.PACKAGE}.imports": imports}
-    monkeypatch.setattr(doctor, "_our_modules", lambda: modules)
+    monkeypatch.setattr(scan, "read_package", lambda: modules)
     report = diagnose([], [scheduler_use(members=("queue", "waiting")), wait_use()])
     border = scan.BORDER.partition(".")[2]
     assert [entry.used_by for entry in report.uses] == [(f"{border}.reads",), ("imports",)]

@@ -9,10 +9,8 @@ from torch import Tensor
 
 from prefill_kernels.causal_conv.configs import BLOCK_CHANNELS, BLOCK_TOKENS, NUM_WARPS
 from prefill_kernels.causal_conv.kernel import causal_conv_kernel
-from prefill_kernels.errors import check_launchable, check_tensor, require
+from prefill_kernels.errors import FLOATS, check_launchable, check_tensor, require
 from prefill_kernels.prepared import PreparedLaunches, look, place
-
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,10 +90,10 @@ def _check(
     x: Tensor, held: Tensor, taps: Taps, weight: Tensor, bias: Tensor | None, sizes: Sequence[int]
 ) -> None:
     check_launchable("x", x)
-    check_tensor("x", x, (None, None), _FLOATS, x.device)
+    check_tensor("x", x, (None, None), FLOATS, x.device)
     tokens, channels = x.shape
     require(tokens > 0, "x", "without tokens", "a forward has at least one")
-    check_tensor("weight", weight, (channels, None), _FLOATS, x.device)
+    check_tensor("weight", weight, (channels, None), FLOATS, x.device)
     width = weight.shape[1]
     require(width > 1, "weight", f"of width {width}", "a convolution sees at least two tokens")
     are_sizes = 0 < len(sizes) <= 3 and min(sizes) > 0 and sum(sizes) == channels
@@ -106,4 +104,4 @@ def _check(
         require(tensor.is_contiguous(), name, "not contiguous", "call .contiguous()")
     check_tensor("order", taps.order, (tokens,), (torch.int32,), x.device)
     if bias is not None:
-        check_tensor("bias", bias, (channels,), _FLOATS, x.device)
+        check_tensor("bias", bias, (channels,), FLOATS, x.device)

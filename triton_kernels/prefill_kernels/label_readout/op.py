@@ -4,11 +4,10 @@ import torch
 import triton
 from torch import Tensor
 
-from prefill_kernels.errors import check_launchable, check_tensor, require
+from prefill_kernels.errors import FLOATS, check_launchable, check_tensor, require
 from prefill_kernels.label_readout.configs import LABEL_BLOCK_DIM, LABEL_NUM_WARPS, config_for
 from prefill_kernels.label_readout.kernel import block_lse_kernel, label_logits_kernel
 
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 INDEX_DTYPES = (torch.int32, torch.int64)
 
 
@@ -67,7 +66,7 @@ def label_readout(
 def _check(hidden: Tensor, weight: Tensor, label_ids: Tensor, label_rows: Tensor) -> None:
     check_launchable("hidden", hidden)
     place = hidden.device
-    check_tensor("hidden", hidden, (None, None), DTYPES, place)
+    check_tensor("hidden", hidden, (None, None), FLOATS, place)
     check_tensor("weight", weight, (None, hidden.shape[1]), (hidden.dtype,), place)
     require(weight.shape[0] > 0, "weight", f"of shape {list(weight.shape)}", "pass a token's row")
     check_tensor("label_ids", label_ids, (None,), INDEX_DTYPES, place)

@@ -6,12 +6,11 @@ import torch
 import triton
 from torch import Tensor
 
-from prefill_kernels.errors import check_launchable, check_tensor, require
+from prefill_kernels.errors import FLOATS, check_launchable, check_tensor, require
 from prefill_kernels.merge_state.configs import NUM_WARPS, constexprs
 from prefill_kernels.merge_state.kernel import merge_parts_kernel, merge_states_kernel
 from prefill_kernels.prepared import PreparedLaunches, look, place
 
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MAX_PAIRS = 2**30
 """(token, head) pairs that the kernel can count in 32 bits."""
 
@@ -57,7 +56,7 @@ def merge_state(
     prepared = _LAUNCHES.get(key)
     if prepared is None:
         check_launchable("out_a", out_a)
-        check_tensor("out_a", out_a, (None, None, None), DTYPES, out_a.device)
+        check_tensor("out_a", out_a, (None, None, None), FLOATS, out_a.device)
         _check(out_a, {"out_b": out_b, "out": out}, {"lse_a": lse_a, "lse_b": lse_b, "lse": lse})
         prepared = _LAUNCHES.keep(key, _prepare("out_a", out_a, out_b))
     shape = prepared.shape
@@ -89,7 +88,7 @@ def merge_parts(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
     prepared = _PARTS_LAUNCHES.get(key)
     if prepared is None:
         check_launchable("outs", outs)
-        check_tensor("outs", outs, (None, None, None, None), DTYPES, outs.device)
+        check_tensor("outs", outs, (None, None, None, None), FLOATS, outs.device)
         require(outs.shape[0] > 0, "outs", "without parts", "pass at least one")
         _check(outs, {}, {"lses": lses})
         prepared = _PARTS_LAUNCHES.keep(key, _prepare("outs", outs[0]))

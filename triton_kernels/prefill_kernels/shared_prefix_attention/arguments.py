@@ -11,11 +11,10 @@ from enum import Flag, auto
 import torch
 from torch import Tensor
 
-from prefill_kernels.errors import check_launchable, check_tensor, require
+from prefill_kernels.errors import FLOATS, check_launchable, check_tensor, require
 from prefill_kernels.prepared import look
 
 TILE_COLUMNS = 10
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class KeyParts(Flag):
@@ -90,7 +89,7 @@ class CachedKV:
 
 def check_inputs(q: Tensor, k: Tensor, v: Tensor, plan: TilePlan, scale: float) -> None:
     check_launchable("q", q)
-    check_tensor("q", q, [None, None, None], _DTYPES, q.device)
+    check_tensor("q", q, [None, None, None], FLOATS, q.device)
     check_tensor("k", k, [None, None, q.shape[2]], [q.dtype], q.device)
     check_tensor("v", v, [*k.shape[:2], None], [q.dtype], q.device)
     remedy = f"it must be a multiple of the {k.shape[1]} key heads; shard both alike"
@@ -108,7 +107,7 @@ def check_scores(q: Tensor, soft_cap: float, window: int | None, sinks: Tensor |
     remedy = "pass how many tokens before its own a query sees, or None for all"
     require(window is None or window >= 0, "window", window, remedy)
     if sinks is not None:
-        check_tensor("sinks", sinks, [q.shape[1]], _DTYPES, q.device)
+        check_tensor("sinks", sinks, [q.shape[1]], FLOATS, q.device)
 
 
 def _check_index(name: str, index: Tensor, q: Tensor, shape: list[int | None]) -> None:
