@@ -21,6 +21,7 @@ from sglang_prefill_ext.attach.engine import Engine, result_of
 from sglang_prefill_ext.attach.mailbox import Mailbox, socket_of
 from sglang_prefill_ext.frontend.ask_processes import Questions
 from sglang_prefill_ext.process.collector import GcAction, GcReport
+from sglang_prefill_ext.wire.status import Status
 
 logger = logging.getLogger(__name__)
 
@@ -160,7 +161,8 @@ class Broker:
                 answer = await self._engine.serve_stock(call)
         except Exception as error:
             logger.exception("A call of a front end failed")
-            answer = messages.StockError(call.rid, 500, f"{type(error).__name__}: {error}")
+            why = f"{type(error).__name__}: {error}"
+            answer = messages.StockError(call.rid, Status.FAILED, why)
         try:
             self._send(name, answer)
         except Exception as error:

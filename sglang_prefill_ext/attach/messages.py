@@ -131,12 +131,11 @@ class StockError(msgspec.Struct, tag=True, frozen=True):
     """The engine refused a call or failed at it.
 
     Attributes:
-        status: HTTP status.
         field: the field of the call that is wrong; empty if none is named.
     """
 
     rid: str
-    status: int
+    status: Status
     message: str
     retry_after_s: float = 0.0
     field: str = ""
@@ -225,4 +224,4 @@ def failure_of(call: Heading, why: str) -> RowsAnswer | StockError:
     """The answer that tells a call that it failed."""
     if call.type == Rows.__name__:
         return RowsAnswer(call.rid, PackedResult(Status.FAILED, why))
-    return StockError(call.rid, 500, why)
+    return StockError(call.rid, Status.FAILED, why)

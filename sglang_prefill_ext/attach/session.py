@@ -20,7 +20,7 @@ from sglang_prefill_ext.texts.text_encoder import TextEncoder
 from sglang_prefill_ext.wire.arrays import FlatRows, Int32Array
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.prefix_policy import repeated_prefixes
-from sglang_prefill_ext.wire.status import Status, end_with_http
+from sglang_prefill_ext.wire.status import Status, end_with
 
 
 class Session:
@@ -83,7 +83,7 @@ class Session:
         if isinstance(answer, messages.RowsAnswer):
             self.exchange.deliver(answer.rid, answer.result)
         elif isinstance(answer, messages.StockError):
-            end, wait_s = end_with_http(answer.status), answer.retry_after_s
+            end, wait_s = end_with(answer.status), answer.retry_after_s
             error = end.error_of(answer.message, retry_after_s=wait_s, field=answer.field)
             self.end_stock(answer.rid, error)
         elif (future := self._stock.get(answer.rid)) is not None and not future.done():
@@ -97,7 +97,7 @@ class Session:
     def fail(self, rid: str, why: str) -> None:
         """End a call whose answer cannot be read, if the call is still waiting."""
         self.deliver(messages.RowsAnswer(rid, PackedResult(Status.FAILED, why)))
-        self.deliver(messages.StockError(rid, 500, why))
+        self.deliver(messages.StockError(rid, Status.FAILED, why))
 
     # The `SchedulerLink`.
 

@@ -160,7 +160,8 @@ class Vectors(msgspec.Struct, tag=True, array_like=True, frozen=True, eq=False, 
     def check(self, num_reads: int, num_rows: int, *, row_ends: bool) -> None:
         wanted = self.wanted
         fits = bool(((wanted == 0) | (wanted == 1)).all()) and bool(wanted.any()) != row_ends
-        if not self.width or not fits or len(wanted) != (0 if row_ends else num_reads):
+        is_width = self.width > 0 or self.width in (WHOLE_VECTOR, VECTOR_AND_STATE)
+        if not is_width or not fits or len(wanted) != (0 if row_ends else num_reads):
             raise PackingError("packed labels do not fit the reads")
 
     def num_values(self, num_reads: int) -> int:

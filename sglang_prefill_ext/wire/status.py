@@ -33,7 +33,7 @@ class Status(StrEnum):
     NO_ROOM = "no_room"  # no KV slots to keep its prefix between forwards; the stock path can wait
     UNFIT = "unfit"  # one of its rows is too long for any forward
     UNREACHABLE = "unreachable"  # the engine has gone, or is shutting down
-    UNKNOWN_ADAPTER = "unknown_adapter"  # the engine has no adapter of the name in the request
+    REFUSED = "refused"  # by the engine: it has no adapter of the name in the request
 
 
 STOCK_ENDS = {
@@ -76,7 +76,7 @@ class BadEnd(NamedTuple):
 
 _FAILED = BadEnd(Status.FAILED, PackedForwardError, 500, "INTERNAL", "failed")
 BAD_ENDS = (
-    BadEnd(Status.UNKNOWN_ADAPTER, RequestError, 400, "INVALID_ARGUMENT", "refused"),
+    BadEnd(Status.REFUSED, RequestError, 400, "INVALID_ARGUMENT", "refused"),
     BadEnd(Status.REJECTED, ServerBusyError, 429, "RESOURCE_EXHAUSTED", "rejected"),
     BadEnd(Status.EXPIRED, DeadlineExceededError, 504, "DEADLINE_EXCEEDED", "expired"),
     BadEnd(Status.UNREACHABLE, EngineUnavailableError, 503, "UNAVAILABLE", "failed"),
@@ -84,7 +84,7 @@ BAD_ENDS = (
     _FAILED,
 )
 _BY_STATUS = {end.status: end for end in BAD_ENDS}
-_BY_HTTP = {end.http: end for end in BAD_ENDS}
+_BY_HTTP = {end.http: end.status for end in reversed(BAD_ENDS)}
 
 
 def end_with(status: Status) -> BadEnd:
@@ -92,9 +92,12 @@ def end_with(status: Status) -> BadEnd:
     return _BY_STATUS[status]
 
 
-def end_with_http(status: int) -> BadEnd:
-    """Return the bad end that has this HTTP status, of two the latter; any other is a failure."""
-    return _BY_HTTP.get(status, _FAILED)
+def status_of_http(code: int) -> Status:
+    """Return how a request ended that SGLang's own path answers with this HTTP status.
+
+    That is `Status.UNREACHABLE` for 503, with which SGLang refuses what can be sent again.
+    """
+    return _BY_HTTP.get(code, Status.FAILED)
 
 
 def end_by(error: PrefillExtError) -> BadEnd:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import cached_property, partial
 from importlib.metadata import version
 from typing import Any
@@ -34,9 +35,12 @@ from sglang_prefill_ext.border.tokenizer_manager.stock_answers import (
     stock_error,
     with_override_arrays,
 )
+from sglang_prefill_ext.config.knobs import flag_name
 from sglang_prefill_ext.errors import ConfigError, PackingError
 from sglang_prefill_ext.frontend.answers import served_rows
 from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.frontend.overrides.checked import checked_overrides
+from sglang_prefill_ext.scheduling.budget import load_of
 from sglang_prefill_ext.texts.libraries import PROBES
 from sglang_prefill_ext.wire.checks import wrong
 from sglang_prefill_ext.wire.flat import unpacked
@@ -117,6 +121,7 @@ class AttachableEngine:
     async def serve_rows(self, rows: PackedRows, options: RequestOptions) -> PackedResult:
         """See `engine.Engine`."""
         self._require_known(rows)
+        self._require_fitting(rows)
         exchange = self._path.exchange
         keeping = self._server.records.keeping(None, rows.num_rows, partial(_contents, rows))
         with keeping as record:
@@ -125,6 +130,25 @@ class AttachableEngine:
             if result.status is Status.OK:
                 record.served = served_rows(rows, result)
         return result
+
+    def _require_fitting(self, rows: PackedRows) -> None:
+        """Refuse what no front end sends, as it would take too much memory or cannot be computed.
+
+        Raises:
+            PackingError, RequestError: see `checked_overrides`.
+        """
+        width, most_mib = self._path.embeddings.width, self._path.config.max_queued_mib
+        # No vector is wider than its hidden state, which may come with it.
+        load = load_of(replace(rows, read=rows.read.of_width(width, width)))
+        if load.bytes > most_mib << 20:
+            raise PackingError(
+                f"packed rows and their answer of {load.bytes >> 20} MiB exceed the limit of "
+                f"{most_mib} MiB ({flag_name('max_queued_mib')})"
+            )
+        if rows.read.sampling is not None:
+            raise PackingError("packed rows of another process ask for a token that is drawn")
+        if len(rows.overrides):
+            checked_overrides("embed_overrides", rows.overrides, self._path.embeddings)
 
     def _require_known(self, rows: PackedRows) -> None:
         """Refuse ids and lengths that would end the scheduler on a GPU."""
@@ -136,12 +160,9 @@ class AttachableEngine:
             raise PackingError(
                 f"packed tokens lie outside the vocabulary of {self._path.vocab_size}"
             )
-        named, sampling = [rows.read.ids], rows.read.sampling
-        if sampling is not None:
-            named.append(sampling.biases["token"])
-        for ids in named:
-            if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < known:
-                raise PackingError(f"packed labels lie outside the vocabulary of {known}")
+        ids = rows.read.ids
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < known:
+            raise PackingError(f"packed labels lie outside the vocabulary of {known}")
 
     def count(self, beat: Beat) -> None:
         self._path.metrics.add(beat.requests, beat.totals)

@@ -11,7 +11,8 @@ import numpy as np
 from fastapi import HTTPException
 
 from sglang_prefill_ext.attach.messages import StockAnswer, StockError
-from sglang_prefill_ext.errors import RequestError
+from sglang_prefill_ext.errors import PrefillExtError, RequestError
+from sglang_prefill_ext.wire.status import Status, end_by, status_of_http
 
 logger = logging.getLogger(__name__)
 
@@ -58,11 +59,19 @@ class Caller:
 def stock_error(rid: str, error: Exception) -> StockError:
     if isinstance(error, HTTPException):
         wait_s = float((error.headers or {}).get("Retry-After", 0))
-        return StockError(rid, error.status_code, str(error.detail), wait_s)
+        return StockError(rid, _status_of(error), str(error.detail), wait_s)
     if isinstance(error, ValueError):
-        return StockError(rid, 400, str(error), field=getattr(error, "field", ""))
+        return StockError(rid, Status.REFUSED, str(error), field=getattr(error, "field", ""))
     logger.error("A call of an attached front end failed", exc_info=error)
-    return StockError(rid, 500, f"{type(error).__name__}: {error}")
+    return StockError(rid, Status.FAILED, f"{type(error).__name__}: {error}")
+
+
+def _status_of(error: HTTPException) -> Status:
+    """How a call ended; our own errors are HTTP errors as well, see `with_status`."""
+    ours: Exception = error
+    if isinstance(ours, PrefillExtError):
+        return end_by(ours).status
+    return status_of_http(error.status_code)
 
 
 def forget_outcome(task: asyncio.Task[StockAnswer]) -> None:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from math import nan
 from pathlib import Path
 
 import grpc
@@ -32,6 +33,7 @@ from sglang_prefill_ext.modelmaker import catalogue
 from sglang_prefill_ext.wire.arrays import int_array
 from sglang_prefill_ext.wire.packed import PackedRows, to_bytes
 from sglang_prefill_ext.wire.read import Labels
+from sglang_prefill_ext.wire.sampling import Sampling
 from tests.integration.support.client import (
     OPT_OUT,
     Client,
@@ -268,7 +270,10 @@ def test_rows_come_from_an_engines_own_route(one: Client) -> None:
     torn = to_bytes(rows)[:-3]
     contradicting = carrier.encode([b""] * 8)
     unknown = to_bytes(replace(rows, tokens=rows.tokens + (1 << 30)))
-    for content in (b"", torn, contradicting, unknown):
+    large = to_bytes(replace(rows, read=Labels(num_best=1 << 28)))
+    odd = Sampling.one(temperature=0.0, top_p=nan, min_p=0.0, top_k=50, seed=0, biases={})
+    drawn = to_bytes(replace(rows, read=Labels(num_best=1, sampling=Sampling.joined([odd] * 2))))
+    for content in (b"", torn, contradicting, unknown, large, drawn):
         answer = one.http.post(carrier.ROWS_PATH, content=content, headers=kind)
         assert carrier.answer_from(answer.content).result.status == "failed"
 

@@ -47,6 +47,7 @@ from sglang_prefill_ext.process.collector import GcAction, GcReport
 from sglang_prefill_ext.wire.arrays import int_array
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows, to_bytes
 from sglang_prefill_ext.wire.read import Labels
+from sglang_prefill_ext.wire.status import Status
 from sglang_prefill_ext.wire.stock_reason import StockReason
 from tests.unit.attach.engines import StubCollector, StubEngine, attached, facts
 from tests.unit.frontend.links import stub_answer
@@ -376,7 +377,7 @@ async def test_a_call_of_the_engine_that_has_no_answer_fails(path: Path, outcome
     async def serve_stock(call: Stock) -> StockError:
         if outcome == "raises":
             raise OSError(outcome)
-        return StockError(call.rid, 400, "\udc80")
+        return StockError(call.rid, Status.REFUSED, "\udc80")
 
     engine.serve_stock = serve_stock  # type: ignore[method-assign]
     async with attached(engine, path) as (_, connection, _):
@@ -566,11 +567,12 @@ async def test_a_call_that_is_the_engines_own_is_answered_or_ends_as_there(path:
         found = await session.ask(StockVectors("v", ["a"], 8, "tuned", {"x": "y"}))
         assert (found.rows, found.prompt_tokens) == ([[0.5, 0.25]], 7)
         for status, error in (
-            (400, RequestError),
-            (429, ServerBusyError),
-            (503, RequestAbortedError),
-            (504, DeadlineExceededError),
-            (500, PackedForwardError),
+            (Status.REFUSED, RequestError),
+            (Status.REJECTED, ServerBusyError),
+            (Status.ABORTED, RequestAbortedError),
+            (Status.UNREACHABLE, EngineUnavailableError),
+            (Status.EXPIRED, DeadlineExceededError),
+            (Status.FAILED, PackedForwardError),
         ):
             engine.stock_outcome = StockError("", status, "so it goes", 1.5, field="items")
             with pytest.raises(error, match="so it goes") as caught:

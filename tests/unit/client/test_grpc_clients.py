@@ -27,6 +27,7 @@ from sglang_prefill_ext.errors import (
     ServerRefusedError,
     ServerUnavailableError,
 )
+from sglang_prefill_ext.wire import status as ends
 from tests.unit.attach.engines import StubEngine, facts
 from tests.unit.frontend.links import stub_answer
 from tests.unit.grpc_frontend.calls import listening
@@ -220,7 +221,7 @@ async def test_a_client_that_is_closed_before_a_repeat_says_so() -> None:
 
 async def test_the_stock_path_can_be_asked_for(path: Path, ask: Ask) -> None:
     engine = StubEngine()
-    engine.stock_outcome = StockError("", 504, "so it goes")
+    engine.stock_outcome = StockError("", ends.Status.EXPIRED, "so it goes")
     async with listening(engine, path) as (address, _):
         stock = Options(stock=True, timeout_s=60)
         with pytest.raises(DeadlineExceededError, match="so it goes"):

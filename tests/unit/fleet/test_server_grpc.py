@@ -22,6 +22,7 @@ from sglang_prefill_ext.grpc_frontend.prefill_pb2_grpc import PrefillStub
 from sglang_prefill_ext.grpc_frontend.settings import Listening
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.process.ports import free_port
+from sglang_prefill_ext.wire.status import Status
 from tests.unit.fleet.stub_engines import Stub, an_offer, served, until
 from tests.unit.grpc_frontend.calls import id_request
 
@@ -91,12 +92,12 @@ async def test_calls_that_are_not_packed_are_handed_to_one_engine() -> None:
 @pytest.mark.parametrize(
     ("status", "code"),
     [
-        (400, grpc.StatusCode.INVALID_ARGUMENT),
-        (429, grpc.StatusCode.RESOURCE_EXHAUSTED),
-        (504, grpc.StatusCode.DEADLINE_EXCEEDED),
+        (Status.REFUSED, grpc.StatusCode.INVALID_ARGUMENT),
+        (Status.REJECTED, grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (Status.EXPIRED, grpc.StatusCode.DEADLINE_EXCEEDED),
     ],
 )
-async def test_errors_of_such_calls_are_an_engines(status: int, code: grpc.StatusCode) -> None:
+async def test_errors_of_such_calls_are_an_engines(status: Status, code: grpc.StatusCode) -> None:
     stub = Stub()
     stub.engine.stock_outcome = StockError("", status, "so it goes", field="items")
     async with routed(stub) as (_, channel):

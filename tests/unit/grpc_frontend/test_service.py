@@ -16,6 +16,7 @@ from sglang_prefill_ext.attach.messages import StockAnswer, StockError, StockSco
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from sglang_prefill_ext.grpc_frontend.prefill_pb2_grpc import PrefillStub
+from sglang_prefill_ext.wire import status as ends
 from tests.unit.attach.engines import StubEngine, facts
 from tests.unit.grpc_frontend.calls import id_request, int32, int32_rows, served, text_request
 from tests.unit.waiting import until
@@ -86,11 +87,14 @@ async def test_texts_are_encoded_by_a_copy_of_the_engines_tokenizer(path: Path) 
     assert engine.link.encoded == []
 
 
-@pytest.mark.parametrize("status", [400, 500])
-async def test_of_a_long_error_clients_get_the_beginning(path: Path, status: int) -> None:
+@pytest.mark.parametrize("status", [ends.Status.REFUSED, ends.Status.FAILED])
+async def test_of_a_long_error_clients_get_the_beginning(path: Path, status: ends.Status) -> None:
     engine = StubEngine()
     engine.stock_outcome = StockError("", status, "é" * 10_000)
-    codes = {400: grpc.StatusCode.INVALID_ARGUMENT, 500: grpc.StatusCode.INTERNAL}
+    codes = {
+        ends.Status.REFUSED: grpc.StatusCode.INVALID_ARGUMENT,
+        ends.Status.FAILED: grpc.StatusCode.INTERNAL,
+    }
     async with served(engine, path) as (channel, _):
         request = id_request([1], [[2]])
         request.options.stock = True
@@ -233,7 +237,7 @@ async def test_an_unforeseen_failure_is_internal(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = StubEngine(facts(is_generation=False))
-    engine.stock_outcome = StockError("", 500, "RuntimeError: so it goes")
+    engine.stock_outcome = StockError("", ends.Status.FAILED, "RuntimeError: so it goes")
     async with served(engine, path) as (channel, _):
         with pytest.raises(grpc.aio.AioRpcError, match="so it goes") as caught:
             await stub_of(channel).Score(id_request([1], [[2]]))
@@ -326,7 +330,7 @@ async def test_too_many_prompts_are_refused_on_either_path(
 async def test_a_call_too_large_for_memory_or_for_the_model(path: Path, item_first: bool) -> None:
     config = PrefillOnlyConfig(max_items=500, max_queued_mib=1)
     engine = StubEngine(facts(config=config))
-    engine.stock_outcome = StockError("", 400, "a prompt is too long")
+    engine.stock_outcome = StockError("", ends.Status.REFUSED, "a prompt is too long")
     request = id_request([1] * 1000, [[2]])
     request.item_first = item_first
     async with served(engine, path) as (channel, _):

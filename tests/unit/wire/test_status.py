@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from sglang_prefill_ext.errors import (
-    PackedForwardError,
     PackingError,
     PrefillExtError,
     RequestError,
@@ -21,13 +20,13 @@ from sglang_prefill_ext.wire.status import (
     Status,
     end_by,
     end_with,
-    end_with_http,
+    status_of_http,
 )
 
 
 def test_a_status_travels_as_its_word() -> None:
     words = ["ok", "aborted", "declined", "failed", "rejected", "expired"]
-    words += ["not_finite", "no_room", "unfit", "unreachable", "unknown_adapter"]
+    words += ["not_finite", "no_room", "unfit", "unreachable", "refused"]
     assert json.dumps([*Status]) == json.dumps(words)
 
 
@@ -45,26 +44,27 @@ def test_every_status_is_an_answer_the_stock_path_or_an_error() -> None:
 @pytest.mark.parametrize("end", BAD_ENDS, ids=lambda end: end.status)
 def test_an_end_is_found_by_all_that_tells_it(end: BadEnd) -> None:
     assert end_with(end.status) is end
-    assert end_with_http(end.http).http == end.http
+    assert end_with(status_of_http(end.http)).http == end.http
     assert end_by(end.error("why")) is end
 
 
 @pytest.mark.parametrize(
     ("kind", "status"),
-    [(TooManyItemsError, Status.UNKNOWN_ADAPTER), (PackingError, Status.FAILED)],
+    [(TooManyItemsError, Status.REFUSED), (PackingError, Status.FAILED)],
 )
 def test_other_errors_end_like_their_kind(kind: type[PrefillExtError], status: Status) -> None:
     assert end_by(kind("why")).status is status
 
 
-def test_an_end_of_the_stock_path_with_503_is_an_abort() -> None:
-    others = [end for end in BAD_ENDS if end.status is not Status.UNREACHABLE]
-    assert [end_with_http(end.http) for end in others] == others
+def test_what_sglang_answers_with_503_can_be_sent_again() -> None:
+    others = [end.status for end in BAD_ENDS if end.status is not Status.ABORTED]
+    assert [status_of_http(end_with(status).http) for status in others] == others
+    assert end_with(status_of_http(503)).grpc == "UNAVAILABLE"
 
 
-@pytest.mark.parametrize("status", [404, 502])
-def test_an_unknown_http_status_is_a_failure(status: int) -> None:
-    assert end_with_http(status).error is PackedForwardError
+@pytest.mark.parametrize("code", [404, 502])
+def test_an_unknown_http_status_is_a_failure(code: int) -> None:
+    assert status_of_http(code) is Status.FAILED
 
 
 def test_an_error_has_the_details_of_its_kind() -> None:

@@ -1,20 +1,24 @@
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from sglang_prefill_ext.attach import messages
 from sglang_prefill_ext.attach.messages import StockAnswer, StockError, StockScore, StockVectors
 from sglang_prefill_ext.border.tokenizer_manager import attached
-from sglang_prefill_ext.errors import PackingError
+from sglang_prefill_ext.errors import PackingError, RequestError
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.texts.libraries import PROBES
 from sglang_prefill_ext.wire.arrays import int_array
 from sglang_prefill_ext.wire.packed import PackedRows
-from sglang_prefill_ext.wire.read import Labels
+from sglang_prefill_ext.wire.read import Labels, Read, Vectors
+from sglang_prefill_ext.wire.sampling import Sampling
+from sglang_prefill_ext.wire.status import Status
 from tests.unit.frontend.links import StubLink, path_of
 
 
@@ -70,6 +74,41 @@ def test_all_ids_of_the_vocabulary_do() -> None:
     attachable()._require_known(_rows([0, 99], [0, 89]))
 
 
+def sampled(top_p: float) -> Sampling:
+    return Sampling.one(temperature=1.0, top_p=top_p, min_p=0.0, top_k=5, seed=0, biases={})
+
+
+@pytest.mark.parametrize(
+    ("read", "error"),
+    [
+        (Labels(num_best=1 << 28), "4096 MiB exceed the limit of 1024 MiB"),
+        (Vectors(1 << 28), "2048 MiB exceed the limit of 1024 MiB"),
+        (Labels(num_best=1, sampling=Sampling.joined([sampled(math.nan)] * 2)), "is drawn"),
+        (Labels(num_best=1, sampling=Sampling.joined([sampled(0.5)] * 2)), "is drawn"),
+    ],
+    ids=["best", "vectors", "nan", "drawn"],
+)
+async def test_what_no_front_end_sends_is_refused(read: Read, error: str) -> None:
+    rows = PackedRows(int_array([5, 6, 7]), 1, int_array([1, 1]), read)
+    with pytest.raises(PackingError, match=error):
+        await attachable().serve_rows(rows, RequestOptions())
+
+
+def test_rows_as_large_as_the_whole_queue_are_taken() -> None:
+    attachable()._require_fitting(
+        PackedRows(int_array([5]), 0, int_array([1]), Labels(num_best=(1 << 27) - 2))
+    )
+
+
+@pytest.mark.parametrize("embeds", [np.ones((1, 3)), np.full((1, 4), np.nan)], ids=["width", "nan"])
+async def test_embeddings_that_the_model_cannot_take_are_refused(embeds: Any) -> None:
+    overrides = embeds.astype(np.float32)
+    tokens, read = int_array([5, -1]), Labels(int_array([4]))
+    rows = PackedRows(tokens, 1, int_array([1]), read, overrides=overrides)
+    with pytest.raises(RequestError, match="embed_overrides"):
+        await attachable().serve_rows(rows, RequestOptions())
+
+
 def test_rows_that_no_prompt_can_be_do_not_either() -> None:
     labels = Labels(int_array([4]))
     attachable()._require_known(PackedRows(int_array([5] * 11), 5, int_array([3, 3]), labels))
@@ -108,4 +147,4 @@ async def test_what_does_not_travel_is_refused_where_it_is_made(call: Any) -> No
     )
     answer = await engine.serve_stock(call)
     assert isinstance(answer, StockError)
-    assert (answer.status, answer.message[-9:]) == (400, "Use HTTP.")
+    assert (answer.status, answer.message[-9:]) == (Status.REFUSED, "Use HTTP.")
