@@ -22,7 +22,8 @@ from sglang_prefill_ext.border.tokenizer_manager.call_context import LEFT_TO_SGL
 from sglang_prefill_ext.border.tokenizer_manager.stock_counters import RequestCounters
 from sglang_prefill_ext.errors import RequestAbortedError
 from sglang_prefill_ext.frontend.answers import Served
-from sglang_prefill_ext.frontend.exchange import unique_name
+from sglang_prefill_ext.frontend.exchange import StockPathTaken, unique_name
+from sglang_prefill_ext.wire.stock_reason import StockReason
 
 _TRACE_HEADERS = ("traceparent", "tracestate")  # of W3C Trace Context
 
@@ -162,10 +163,15 @@ class CallRecords:
         Args:
             request: the HTTP request, if any.
             contents: returns `PackedCall.text` or `input_ids`; called only if requests are shown.
-            names: of the record, if the client has named its prompts. One that another request has
-                already stays that one's.
+            names: of the record, if the client has named its prompts.
             priority: see `CallRecord`.
+
+        Raises:
+            StockPathTaken: another request under way has one of the names, which SGLang refuses.
         """
+        records = self._manager.rid_to_state
+        if not records.keys().isdisjoint(names):
+            raise StockPathTaken(StockReason.UNUSUAL_INPUT)
         shown = contents() if self.shows_requests else {}
         route = getattr(request, "scope", {}).get("path", "")
         rid = unique_name("prefill-only_")  # spans have the name that is behind the line
@@ -175,8 +181,7 @@ class CallRecords:
             headers = getattr(request, "headers", {})
             trace = {name: headers[name] for name in _TRACE_HEADERS if name in headers}
         record = CallRecord(call, trace=trace, request=request, priority=priority)
-        records = self._manager.rid_to_state
-        own = [name for name in names if name not in records] or [rid]
+        own = names or [rid]
         records.update(dict.fromkeys(own, record.state))
         try:
             yield record

@@ -384,6 +384,18 @@ def test_a_call_is_aborted_by_the_name_of_its_prompt(embedder: Serving) -> None:
     assert moved["frontend.requests.aborted"] == moved["frontend.requests.packed"] == 1
 
 
+def test_a_name_in_use_is_refused_as_by_stock(embedder: Serving) -> None:
+    client, body = embedder.client, {"input_ids": PROMPTS[1], "rid": "mine"}
+    for header in ({}, OPT_OUT):
+        with ThreadPoolExecutor() as pool:
+            with stopped(scheduler_pid(embedder.server)):
+                (first,) = sent(client, pool, [body], "/encode")
+                second = client.http.post("/encode", json=body, headers=header)
+            assert second.status_code == 400
+            assert second.json()["error"]["message"] == "Duplicate request ID detected: mine"
+            assert first.result().status_code == 200
+
+
 @pytest.mark.parametrize(
     ("body", "reason"),
     [

@@ -101,11 +101,11 @@ async def test_a_call_is_counted_under_its_priority(
 async def test_a_record_has_the_names_that_the_client_has_given(
     manager: Manager, registry: CollectorRegistry
 ) -> None:
-    other = manager.rid_to_state["b"] = SimpleNamespace(abort_sent=False)
+    other = manager.rid_to_state["c"] = SimpleNamespace(abort_sent=False)
 
     async def work() -> None:
         with CallRecords(manager).keeping(REQUEST, 2, contents, ["a", "b"]) as record:
-            assert manager.rid_to_state == {"a": record.state, "b": other}
+            assert manager.rid_to_state == {"a": record.state, "b": record.state, "c": other}
             assert not await record.is_disconnected()
             manager.rid_to_state["a"].abort_sent = True
             assert await record.is_disconnected()
@@ -113,8 +113,22 @@ async def test_a_record_has_the_names_that_the_client_has_given(
 
     with pytest.raises(RequestAbortedError):
         await work()
-    assert manager.rid_to_state == {"b": other}
+    assert manager.rid_to_state == {"c": other}
     assert samples(registry) == {}  # SGLang has counted it
+
+
+def test_a_name_that_another_request_has_is_left_to_sglang(
+    manager: Manager, registry: CollectorRegistry
+) -> None:
+    records = CallRecords(manager)
+    with (
+        records.keeping(REQUEST, 1, contents, ["a"]) as first,
+        pytest.raises(StockPathTaken),
+        records.keeping(REQUEST, 2, contents, ["b", "a"]),
+    ):
+        pass
+    assert manager.rid_to_state == {}
+    assert not first.state.abort_sent
 
 
 @pytest.mark.parametrize(
