@@ -116,6 +116,8 @@ def _reason(model: Any, device: torch.device, config: PrefillOnlyConfig) -> str:
     """Return why SGLang's choice stays; empty if the small alignment is ready."""
     if config.moe is MoePolicy.STOCK:
         return "asked for"
+    if config.moe is MoePolicy.AUTO:
+        return "auto leaves it to SGLang, until it is measured on a GPU"
     if not deep_gemm_wrapper.ENABLE_JIT_DEEPGEMM:
         return "SGLang runs without DeepGEMM here"
     computed = computed_with(MoeRunnerBackend.DEEP_GEMM, experts_of(model))

@@ -120,7 +120,7 @@ def without_device(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def set_up(layer: Layer | None, policy: MoePolicy = MoePolicy.AUTO) -> dict[str, Any]:
+def set_up(layer: Layer | None, policy: MoePolicy = MoePolicy.PADDING_RATIO) -> dict[str, Any]:
     model = nn.Sequential() if layer is None else nn.Sequential(layer)
     alignment.set_up_alignments(model, CUDA, PrefillOnlyConfig(moe=policy))
     return alignment.ALIGNMENTS.as_dict()
@@ -171,11 +171,16 @@ def test_a_kernel_that_fails_is_not_used(
 @pytest.mark.parametrize(
     ("layer", "policy", "reason"),
     [
-        (None, MoePolicy.AUTO, "DeepGEMM computes no experts"),
-        (Layer(MoeRunnerBackend.TRITON), MoePolicy.AUTO, "DeepGEMM computes no experts"),
+        (None, MoePolicy.LEAST_TIME, "DeepGEMM computes no experts"),
+        (Layer(MoeRunnerBackend.TRITON), MoePolicy.LEAST_TIME, "DeepGEMM computes no experts"),
+        (
+            Layer(MoeRunnerBackend.DEEP_GEMM),
+            MoePolicy.AUTO,
+            "auto leaves it to SGLang, until it is measured on a GPU",
+        ),
         (Layer(MoeRunnerBackend.DEEP_GEMM), MoePolicy.STOCK, "asked for"),
     ],
-    ids=["dense", "another kernel", "stock"],
+    ids=["dense", "another kernel", "auto", "stock"],
 )
 def test_why_sglangs_choice_stays(layer: Layer | None, policy: MoePolicy, reason: str) -> None:
     assert set_up(layer, policy) == {"reason": reason, "chosen": {}}
