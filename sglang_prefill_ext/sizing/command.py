@@ -24,6 +24,8 @@ _COLUMNS = (
     *("launch", "arith-\nmetic", "memory", "all-\nreduce"),
 )
 _NAMES = ", ".join([*DEVICES, MEASURED])
+_LINK = ("link_gb_s", "link_us")
+"""What a single device does not use."""
 
 
 def plan(
@@ -70,14 +72,17 @@ def plan(
         typer.Option(help="Measured tokens/s of one device; only for cpu, and required there."),
     ] = None,
 ) -> None:
-    """Predict latency and throughput for every way to divide a model over GPUs."""
+    """Predict latency and throughput for every way to divide a model over GPUs.
+
+    The exit status is 1 if no way fits the model, or serves the load.
+    """
     sizes, wanted, load = ModelShape.from_directory(model), Shape.parse(shape), Load(clients, rate)
     peaks = {"tflops": tflops, "gb_s": gb_s, "memory_gb": memory_gb}
     common = {"launch_ms": launch_ms, "link_gb_s": link_gb_s, "link_us": link_us}
     rates = {"tokens_per_s": tokens_per_s}
     if device == MEASURED:
         _refuse(device, peaks)
-        used = _measured(sizes, rates | common)
+        used = _measured(sizes, rates | common, gpus)
     else:
         _refuse(device, rates)
         used = _listed(device, peaks | common)
@@ -89,6 +94,8 @@ def plan(
         if each.why_not:
             console.print(f"{each.parallelism} does not fit: {each.why_not}.", highlight=False)
     console.print(advice(found, load), highlight=False)
+    if found[0].why_not or math.isinf(found[0].latency_s):
+        raise typer.Exit(1)
 
 
 def _refuse(device: str, unused: dict[str, float | None]) -> None:
@@ -99,12 +106,13 @@ def _refuse(device: str, unused: dict[str, float | None]) -> None:
             )
 
 
-def _measured(model: ModelShape, given: dict[str, float | None]) -> Device:
-    if missing := [name for name, value in given.items() if value is None]:
+def _measured(model: ModelShape, given: dict[str, float | None], count: int) -> Device:
+    needed = [name for name in given if count > 1 or name not in _LINK]
+    if missing := [name for name in needed if given[name] is None]:
         raise ConfigError(
             f"--device {MEASURED}: its speed must be given; add {', '.join(map(flag_of, missing))}."
         )
-    return Device.measured(model, **{name: value or 0.0 for name, value in given.items()})
+    return Device.measured(model, **{name: x for name, x in given.items() if x is not None})
 
 
 def _listed(name: str, given: dict[str, float | None]) -> Device:

@@ -75,13 +75,14 @@ class Device:
         model: ModelShape,
         tokens_per_s: float,
         launch_ms: float,
-        link_gb_s: float,
-        link_us: float,
+        link_gb_s: float = UNBOUNDED,
+        link_us: float = 0.0,
     ) -> Device:
         """A core or another device, from the speed that an engine has measured with a model.
 
         Args:
             tokens_per_s: of one device with the whole model, not counting launches.
+            link_gb_s, link_us: a single device has none.
         """
         _require_positive("tokens_per_s", tokens_per_s)
         tflops = tokens_per_s * model.body_operations / 1e12

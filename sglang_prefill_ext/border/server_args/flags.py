@@ -53,11 +53,18 @@ def attach_config(server_args: Any, _cls: type, args: argparse.Namespace) -> Non
         SystemExit: a knob is wrong, there is no GPU and no `--device cpu`, or the installed SGLang
             differs from the patch table.
     """
-    _attach(server_args, vars(args))
+    try:
+        _attach(server_args, vars(args))
+    except ConfigError as error:
+        raise SystemExit(str(error)) from error
 
 
 def server_args_from_kwargs(**kwargs: Any) -> Any:
-    """Replaces `Engine.server_args_class`: `ServerArgs` that accept our keyword arguments, too."""
+    """Replaces `Engine.server_args_class`: `ServerArgs` that accept our keyword arguments, too.
+
+    Raises:
+        ConfigError: a knob is wrong, or there is no GPU and no `device="cpu"`.
+    """
     names = (ENABLE_FIELD, *(KNOB_PREFIX + knob.name for knob in fields(PrefillOnlyConfig)))
     ours = {name: kwargs.pop(name) for name in names if name in kwargs}
     server_args = ServerArgs(**kwargs)
@@ -109,16 +116,13 @@ def _offer_policy(parser: argparse.ArgumentParser) -> None:
 
 
 def _attach(server_args: Any, values: dict[str, Any]) -> None:
-    try:
-        config = config_from_mapping(values)
-        if config is None:
-            return
-        ask_for_replicas(server_args, config)
-    except ConfigError as error:
-        raise SystemExit(str(error)) from error
+    config = config_from_mapping(values)
+    if config is None:
+        return
+    ask_for_replicas(server_args, config)
     if server_args.device is None and activation.is_on_our_platform():
         # SGLang fails later, at the device that it takes for a name.
-        raise SystemExit(
+        raise ConfigError(
             "SGLang finds no GPU here. Check the driver; or, for tests, run on the CPU with "
             "--device cpu --dtype float32."
         )

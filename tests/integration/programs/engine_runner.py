@@ -17,6 +17,8 @@ import sglang
 import torch
 from sglang.srt.managers.tokenizer_manager_score_mixin import ScoreResult
 
+from sglang_prefill_ext.errors import ConfigError
+
 CPU = {"device": "cpu", "dtype": "float32", "max_total_tokens": 8192}
 
 
@@ -24,8 +26,8 @@ def refusal(model: str, **kwargs: Any) -> str:
     """The message with which the engine refuses to start."""
     try:
         sglang.Engine(model_path=model, **CPU, **kwargs)
-    except SystemExit as stop:
-        return str(stop)
+    except ConfigError as error:
+        return str(error)
     raise AssertionError(f"{kwargs} was accepted")
 
 

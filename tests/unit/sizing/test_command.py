@@ -21,7 +21,7 @@ CONFIG = {
 }
 MEASURED = "--tokens-per-s 100 --launch-ms 5 --link-gb-s 1 --link-us 0"
 
-Plan = Callable[[str], str]
+Plan = Callable[..., str]
 
 
 @pytest.fixture
@@ -29,11 +29,11 @@ def plan(tmp_path: Path) -> Plan:
     """Runs the command with further flags; returns what it prints."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
 
-    def run(flags: str) -> str:
+    def run(flags: str, status: int = 0) -> str:
         done = CliRunner().invoke(cli.app, ["plan", str(tmp_path), *flags.split()])
         if done.exception is not None and not isinstance(done.exception, SystemExit):
             raise done.exception
-        assert done.exit_code == 0, done.output
+        assert done.exit_code == status, done.output
         return done.output
 
     return run
@@ -52,6 +52,19 @@ def test_what_does_not_fit_is_named_below(plan: Plan) -> None:
     assert "Take 1 x TP2" in output
 
 
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ("--memory-gb 1", "Nothing fits: "),
+        ("--rate 1000000", "No division serves 1e+06 requests/s"),
+    ],
+)
+def test_the_exit_status_tells_that_no_way_is_good_enough(
+    plan: Plan, flags: str, told: str
+) -> None:
+    assert told in plan(flags, status=1)
+
+
 def test_what_is_given_replaces_what_is_listed(plan: Plan) -> None:
     assert plan("--device l40s") != plan("")
     assert plan("--tflops 500") != plan("")
@@ -62,6 +75,12 @@ def test_a_device_without_an_entry_has_its_speed_given(plan: Plan) -> None:
     output = plan(f"--gpus 2 --device cpu {MEASURED}")
     assert "2 x cpu" in output
     assert "Take 2 x TP1" in output or "Take 1 x TP2" in output
+
+
+def test_a_single_device_needs_no_link(plan: Plan) -> None:
+    alone = "--gpus 1 --device cpu --tokens-per-s 100 --launch-ms 5"
+    assert "Take 1 x TP1" in plan(alone)
+    assert plan(alone) == plan(f"{alone} --link-gb-s 1 --link-us 7")
 
 
 @pytest.mark.parametrize(
