@@ -168,9 +168,12 @@ def transport_errors(request: Request[Any], base_url: str) -> Iterator[None]:
     try:
         yield
     except _NO_CONNECTION as error:
+        remedy = "Start a server there, or correct the address."
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            remedy = "Name the PEM file of its authority in SSL_CERT_FILE."
         raise ServerUnavailableError(
             f"{request.asked}: no connection with {server} ({type(error).__name__}: {error}). "
-            "Start a server there, or correct the address."
+            f"{remedy}"
         ) from error
     except httpx.TimeoutException as error:
         raise DeadlineExceededError(

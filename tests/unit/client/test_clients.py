@@ -6,6 +6,8 @@ import asyncio
 import base64
 import json
 import socket
+import ssl
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, Literal
@@ -13,6 +15,7 @@ from typing import Any, Literal
 import httpx
 import numpy as np
 import pytest
+import trustme
 
 from sglang_prefill_ext.client import AsyncPrefillClient, Options, PrefillClient, Retries, exchange
 from sglang_prefill_ext.errors import (
@@ -167,6 +170,29 @@ def test_no_server_is_said_with_the_remedy(ask: Ask) -> None:
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
         with pytest.raises(ServerUnavailableError, match=f"no connection with {url} .*Start a"):
             ask(url, "embed", ["a"])
+
+
+def test_an_unknown_certificate_is_said_with_the_remedy(ask: Ask) -> None:
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trustme.CA().issue_cert("127.0.0.1").configure_cert(tls)
+
+    def serve(listening: socket.socket) -> None:
+        while True:
+            try:
+                with tls.wrap_socket(listening.accept()[0], server_side=True):
+                    pass
+            except (ssl.SSLError, ConnectionError):
+                continue  # the client has refused the certificate
+            except OSError:
+                return  # closed
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = threading.Thread(target=serve, args=[listening])
+        server.start()
+        with pytest.raises(ServerUnavailableError, match=r"Name the PEM .* SSL_CERT_FILE"):
+            ask(f"https://127.0.0.1:{listening.getsockname()[1]}", "embed", ["a"])
+        listening.shutdown(socket.SHUT_RDWR)
+        server.join()
 
 
 def test_the_time_left_shrinks_with_every_repeat(ask: Ask, stand_in: StandIn) -> None:
