@@ -155,13 +155,13 @@ def _over_running(
         reserved_ports(settings) as settings,
         tempfile.TemporaryDirectory(prefix="prefill-fleet-") as own,
     ):
-        command = router_command(settings, api_key, own)
+        command, env = router_command(settings, api_key, own)
         where = joined(settings.host, settings.port)
         if settings.grpc_port is not None:
             where += f", gRPC at {joined(settings.host, settings.grpc_port)}"
         logger.info("Listening at %s; routers: %d, engines: %d.", where, processes, len(urls))
         said = Engines(urls).to_line()
-        asyncio.run(supervise(command, processes, grace_s=settings.grace_s, said=said))
+        asyncio.run(supervise(command, processes, grace_s=settings.grace_s, env=env, said=said))
 
 
 def _on_ray() -> Any:

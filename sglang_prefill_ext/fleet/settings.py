@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from urllib.parse import urlsplit
@@ -15,7 +14,7 @@ from sglang_prefill_ext.process.children import module_command
 from sglang_prefill_ext.process.ports import reserved
 
 API_KEY_VARIABLE = "PREFILL_FLEET_API_KEY"
-"""Environment variable of router processes with the key of the engines; empty for none."""
+"""Environment variable of routers, and of engines on Ray, with the engines' key; empty for none."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,16 +67,17 @@ class Engines(msgspec.Struct, frozen=True):
         return msgspec.json.decode(line, type=cls)
 
 
-def router_command(settings: Settings, api_key: str, directory: str) -> list[str]:
-    """The command of a router process; the rest of what it reads is put into the environment.
+def router_command(
+    settings: Settings, api_key: str, directory: str
+) -> tuple[list[str], dict[str, str]]:
+    """The command of a router process, and the environment variables that it needs besides.
 
     Args:
         api_key: of the engines; empty for none.
         directory: where all router processes write their metrics.
     """
-    os.environ["PROMETHEUS_MULTIPROC_DIR"] = directory
-    os.environ[API_KEY_VARIABLE] = api_key
-    return module_command("sglang_prefill_ext.fleet.server", settings.to_json())
+    command = module_command("sglang_prefill_ext.fleet.server", settings.to_json())
+    return command, {"PROMETHEUS_MULTIPROC_DIR": directory, API_KEY_VARIABLE: api_key}
 
 
 def engine_urls(text: str) -> tuple[str, ...]:

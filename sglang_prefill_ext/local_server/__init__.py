@@ -39,6 +39,7 @@ class LocalServer:
     while it starts, call `start()`, `wait_ready(on_tick=...)` and `stop()` oneself.
     """
 
+    _module: ClassVar[str] = "sglang.launch_server"
     _popen: ClassVar[type[subprocess.Popen[bytes]]] = subprocess.Popen
 
     def __init__(
@@ -65,7 +66,7 @@ class LocalServer:
         self.base_url = f"http://{host}:{self.port}"
         own = ("--model-path", str(model_path), "--host", host, "--port", str(self.port))
         device = () if has_accelerator() else CPU_ARGS
-        self.command = module_command("sglang.launch_server", *own, *device, *args)
+        self.command = module_command(self._module, *own, *device, *args)
         self.log_path = Path(log_path) if log_path is not None else _temporary_log()
         self._env = server_env(env)
         self._process: subprocess.Popen[bytes] | None = None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 
 logger = logging.getLogger(__name__)
 
@@ -28,10 +29,19 @@ class Supervisor:
 
     Args:
         grace_s: seconds that the processes give their requests under way on SIGTERM.
+        env: environment variables of the processes, besides those of this one.
     """
 
-    def __init__(self, command: Sequence[str], copies: int, *, grace_s: float) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        copies: int,
+        *,
+        grace_s: float,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         self._command = command
+        self._env = {**os.environ, **(env or {})}
         self._copies = copies
         self._grace_s = grace_s
         self.pids: dict[int, int] = {}
@@ -53,7 +63,10 @@ class Supervisor:
         while not stop.is_set():
             try:
                 process = await asyncio.create_subprocess_exec(
-                    *self._command, stdin=asyncio.subprocess.PIPE, start_new_session=True
+                    *self._command,
+                    env=self._env,
+                    stdin=asyncio.subprocess.PIPE,
+                    start_new_session=True,
                 )
             except OSError as error:  # such as too little memory just now
                 failed = "A process cannot be started (%s); the next attempt is in %g s."
@@ -86,16 +99,21 @@ class Supervisor:
 
 
 async def supervise(
-    command: Sequence[str], copies: int, *, grace_s: float, said: bytes = b""
+    command: Sequence[str],
+    copies: int,
+    *,
+    grace_s: float,
+    env: Mapping[str, str] | None = None,
+    said: bytes = b"",
 ) -> None:
     """Keep processes alive until SIGTERM or SIGINT comes.
 
     Args:
-        grace_s: see `Supervisor`.
+        grace_s, env: see `Supervisor`.
         said: a line for each; empty for none.
     """
     stop = told_to_stop()
-    supervisor = Supervisor(command, copies, grace_s=grace_s)
+    supervisor = Supervisor(command, copies, grace_s=grace_s, env=env)
     if said:
         supervisor.say(said)
     await supervisor.run(stop)

@@ -89,6 +89,7 @@ class JobQueue:
         """The one queued job, if any, that has launched some of its forwards but not all."""
         self._key = key
         self._entries: list[_Entry] = []
+        self._arrivals_s: list[float] = []
         self._pushed: dict[Job, tuple[_Entry, QueueLoad]] = {}
         self._with_deadline: dict[Job, float] = {}
 
@@ -102,13 +103,13 @@ class JobQueue:
     @property
     def oldest_wait_s(self) -> float:
         """Seconds since the oldest of the queued jobs arrived; 0 if none waits."""
-        now = time.monotonic()
-        return max((now - job.arrival_s for job in self), default=0.0)
+        return time.monotonic() - self._arrivals_s[0] if self._arrivals_s else 0.0
 
     def push(self, job: Job) -> None:
         """Add a job that is not queued."""
         entry, load = (self._key(job), job.number, job), job.load
         insort(self._entries, entry)
+        insort(self._arrivals_s, job.arrival_s)
         self._pushed[job] = entry, load
         self.load += load
         if job.deadline_ms is not None:
@@ -123,6 +124,7 @@ class JobQueue:
             return
         entry, load = self._pushed.pop(job)
         del self._entries[bisect_left(self._entries, entry)]
+        del self._arrivals_s[bisect_left(self._arrivals_s, job.arrival_s)]
         self.load -= load
         self._with_deadline.pop(job, None)
         if self.begun is job:

@@ -33,7 +33,9 @@ def add_flags(_result: None, parser: argparse.ArgumentParser) -> None:
         "--enable-prefill-only",
         action="store_true",
         help="Serve requests that only read prompts (scores, embeddings, log-probs, one token) as "
-        "packed forwards; everything else stays stock.",
+        "packed forwards. SGLang serves all others, but texts may be encoded by faster libraries, "
+        "experts computed in other blocks, garbage collection frozen, and requests that would "
+        "crash it or have heads over 16 KiB refused.",
     )
     for knob in fields(PrefillOnlyConfig):
         group.add_argument(

@@ -19,6 +19,7 @@ from sglang_prefill_ext.errors import EngineUnavailableError
 from sglang_prefill_ext.fleet.ray_serve.autoscaling import TOKENS
 from sglang_prefill_ext.fleet.ray_serve.launch import ROUTERS, Launch
 from sglang_prefill_ext.fleet.replica import BEAT_S, Replica
+from sglang_prefill_ext.fleet.settings import API_KEY_VARIABLE
 from sglang_prefill_ext.local_server import LocalServer
 from sglang_prefill_ext.process.children import tethered
 
@@ -42,12 +43,15 @@ STOP_S = 60.0
 class TetheredServer(LocalServer):
     """A server that ends with the actor, however that ends."""
 
+    _module = "sglang_prefill_ext.fleet.ray_serve.server"
+
     def __init__(self, launch: Launch, host: str) -> None:
         flags = ["--enable-prefill-only", *launch.flags]
-        if launch.api_key:
-            flags += ["--api-key", launch.api_key]
         # Unlike a demonstration's model, that of an engine may have to be downloaded.
-        env = {"HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "0")}
+        env = {
+            "HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "0"),
+            API_KEY_VARIABLE: launch.api_key,
+        }
         super().__init__(launch.model_path, flags, env=env, host=host)
         logger.info("Engine %s; its log is %s.", self.base_url, self.log_path)
         self.command = tethered(self.command)

@@ -42,8 +42,8 @@ class RouterReplica:
 
     async def __init__(self, settings: Settings, processes: int, api_key: str) -> None:  # type: ignore[misc]
         self._directory = tempfile.TemporaryDirectory(prefix="prefill-fleet-")
-        command = router_command(settings, api_key, self._directory.name)
-        self._supervisor = Supervisor(command, processes, grace_s=settings.grace_s)
+        command, env = router_command(settings, api_key, self._directory.name)
+        self._supervisor = Supervisor(command, processes, grace_s=settings.grace_s, env=env)
         self._heard_s: dict[str, float] = {}
         self._left_s: dict[str, float] = {}
         self._deployment: dict[str, int] = {}

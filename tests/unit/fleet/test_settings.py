@@ -1,9 +1,18 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from sglang_prefill_ext.errors import ConfigError
-from sglang_prefill_ext.fleet.settings import Engines, Settings, engine_urls, reserved_ports
+from sglang_prefill_ext.fleet.settings import (
+    API_KEY_VARIABLE,
+    Engines,
+    Settings,
+    engine_urls,
+    reserved_ports,
+    router_command,
+)
 from sglang_prefill_ext.process.ports import reserved
 
 
@@ -50,6 +59,14 @@ def test_routers_have_an_url_whatever_address_they_listen_at(
     host: str, address: str, url: str
 ) -> None:
     assert Settings(host=host, port=5).url_at(address) == url
+
+
+def test_the_key_is_no_part_of_a_command_and_this_process_stays_as_it_is() -> None:
+    before = dict(os.environ)
+    command, env = router_command(Settings(), "secret", "/metrics")
+    assert "secret" not in " ".join(command)
+    assert env == {API_KEY_VARIABLE: "secret", "PROMETHEUS_MULTIPROC_DIR": "/metrics"}
+    assert dict(os.environ) == before
 
 
 def test_engines_travel_as_a_line() -> None:

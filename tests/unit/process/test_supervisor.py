@@ -114,6 +114,21 @@ async def test_what_is_said_reaches_every_process_and_those_that_start_later(
     assert heard.read_text().count("one") == 2
 
 
+async def test_processes_have_variables_besides_those_of_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONE", "1")
+    seen = tmp_path / "seen"
+    code = "import os, sys; open(sys.argv[1], 'a').write(os.environ['ONE'] + os.environ['TWO'])"
+    env = {"TWO": "2\n"}
+    supervisor, stop = Supervisor(command(code, seen), 1, grace_s=1, env=env), asyncio.Event()
+    running = asyncio.ensure_future(supervisor.run(stop))
+    await until(lambda: seen.exists() and seen.read_text().startswith("12\n"), timeout_s=60)
+    stop.set()
+    await running
+    assert "TWO" not in os.environ
+
+
 async def test_a_process_that_cannot_be_started_now_is_started_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

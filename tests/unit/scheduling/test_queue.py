@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from functools import reduce
 from operator import add
 
@@ -37,6 +38,26 @@ def test_the_queue_behaves_like_a_sorted_list(calls: list[tuple[bool, Job]]) -> 
         assert len(queue) == len(expected)
         assert list(queue) == expected
         assert queue.load == reduce(add, (job.load for job in expected), QueueLoad())
+
+
+def test_the_oldest_wait_is_known_without_a_look_at_every_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: 10.0)
+    monkeypatch.delattr(JobQueue, "__iter__")
+    queue = JobQueue(_key)
+    assert queue.oldest_wait_s == 0.0
+    later, oldest, same = jobs = [job_of(request(), arrival_s=each) for each in (5.0, 3.0, 3.0)]
+    for job in jobs:
+        queue.push(job)
+    assert queue.oldest_wait_s == 7.0
+    queue.drop(oldest)
+    assert queue.oldest_wait_s == 7.0
+    queue.drop(same)
+    queue.drop(same)
+    assert queue.oldest_wait_s == 5.0
+    queue.drop(later)
+    assert queue.oldest_wait_s == 0.0
 
 
 def test_what_changes_while_a_job_is_out_counts_when_it_is_back() -> None:
