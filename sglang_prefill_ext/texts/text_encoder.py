@@ -30,6 +30,10 @@ The plain way takes seconds for all prompts of a large call, or for those of a s
 which repeats the shared text.
 """
 
+_LONGEST_CHECKED = 1 << 18
+"""Characters of a prompt; a call with longer ones is not checked, as the plain way takes seconds
+and gigabytes for one."""
+
 
 class TextEncoder:
     """Encodes by the fastest way that is known to give the ids of the plain way.
@@ -111,8 +115,7 @@ class TextEncoder:
                 spliced = splice.encode(encoder, shared, items, item_first=item_first)
             except BaseException:  # as in `_encoded`
                 self._metrics.count("encoding_failures")
-        if spliced is not None and self._is_sampled():
-            few = _few(shared, items)
+        if spliced is not None and (few := self._sampled(shared, items)):
             expected = flat(self._plain(_whole(shared, items[:few], item_first)))
             if not same(spliced.whole(item_first=item_first, few=few), expected):
                 self._ways.distrust_splice()
@@ -151,22 +154,19 @@ class TextEncoder:
             self._metrics.count("encoding_failures")
             return None
         ids = (rows if continued else self._ways.frame.around(rows)).tolist()
-        if self._is_sampled():
-            few = _few("", single)
-            if self._plain(single[:few], continued=continued) != ids[:few]:
-                self._ways.distrust_encoder(encoder)
-                return None
+        few = self._sampled("", single)
+        if few and self._plain(single[:few], continued=continued) != ids[:few]:
+            self._ways.distrust_encoder(encoder)
+            return None
         return ids
 
-    def _is_sampled(self) -> bool:
-        return next(self._calls) % SAMPLED == 0
+    def _sampled(self, shared: str, items: Sequence[str]) -> int:
+        """How many of the whole prompts of a call are checked; 0 unless it is one of `SAMPLED`."""
+        longest = len(shared) + max(map(len, items), default=0)
+        if longest > _LONGEST_CHECKED or next(self._calls) % SAMPLED:
+            return 0
+        return max(1, _SAMPLED_CHARACTERS // max(1, longest))
 
 
 def _whole(shared: str, items: Sequence[str], item_first: bool) -> list[str]:
     return [item + shared if item_first else shared + item for item in items]
-
-
-def _few(shared: str, items: Sequence[str]) -> int:
-    """How many whole prompts have `_SAMPLED_CHARACTERS`; at least one."""
-    longest = len(shared) + max(map(len, items))
-    return max(1, _SAMPLED_CHARACTERS // max(1, longest))

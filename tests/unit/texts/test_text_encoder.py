@@ -184,6 +184,22 @@ def test_a_sample_of_many_texts_has_a_few_of_them() -> None:
     assert asked == texts[:3]
 
 
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_call_with_a_huge_text_is_not_checked_but_the_next_one_is(joined: bool) -> None:
+    encoder, plain, _ = made()
+
+    def encode(text: str) -> None:
+        if joined:
+            encoder.encode_joined(text, ["1?", "2?"], item_first=False)
+        else:
+            encoder.encode([text])
+
+    encode("a b. " * 100_000)
+    assert plain.asked == []
+    encode("a b. ")
+    assert len(plain.asked) == 1
+
+
 def test_all_texts_of_a_sample_that_differs_are_encoded_the_plain_way() -> None:
     encoder, plain, _ = made()
     plain.more = [7]
