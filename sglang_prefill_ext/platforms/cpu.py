@@ -2,8 +2,7 @@
 
 Stock SGLang needs an accelerator, or its own CPU engine with compiled kernels. On a machine
 with neither, this platform lets the whole real server run on torch's CPU kernels, which is
-what the tests and the demo do. SGLang asks for it with and without
-``--enable-prefill-only``.
+what the tests and the demo do. SGLang asks for it whether or not our flag is given.
 """
 
 from __future__ import annotations
