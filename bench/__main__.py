@@ -18,6 +18,7 @@ from bench.options import (
     Flags,
     Loads,
     Name,
+    RadixCache,
     Results,
     ServerFlags,
     Shapes,
@@ -58,10 +59,7 @@ def main(
     self_check: Annotated[
         bool, typer.Option("--self-check", help="Stock against stock: the ratio must be about 1.")
     ] = False,
-    radix_cache: Annotated[
-        bool,
-        typer.Option("--radix-cache", help="Leave the prefix cache on in both servers."),
-    ] = False,
+    radix_cache: RadixCache = False,
     side_by_side: Annotated[
         bool,
         typer.Option(
@@ -104,7 +102,7 @@ def main(
         )
         presets = preset or (PRESETS[:1] if quick else PRESETS)
         drawn = [Shape.parse(each) for each in shapes or SHAPES]
-        cases_of = partial(make_cases, shapes=drawn, text=text)
+        cases_of = partial(make_cases, shapes=drawn, text=text, many=radix_cache)
         runs = measure([] if model else presets, model or [], cases_of, plan, logs, bench)
     show(runs, bench)
     for run in runs:

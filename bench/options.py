@@ -21,6 +21,14 @@ ShapeText: TypeAlias = Annotated[str, typer.Option("--shape", help=f"{_SHAPE}.")
 Shapes: TypeAlias = Annotated[
     list[str] | None, typer.Option("--shape", help=f"{_SHAPE}; repeatable.")
 ]
+RadixCache: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--radix-cache",
+        help="Leave the prefix cache on in both servers, and send so many different requests that "
+        "hardly any repeats.",
+    ),
+]
 Loads: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(

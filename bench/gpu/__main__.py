@@ -20,6 +20,7 @@ from bench.options import (
     Model,
     Name,
     Preset,
+    RadixCache,
     Results,
     Seconds,
     ServerFlags,
@@ -54,6 +55,7 @@ def main(
     seconds: Seconds = 1.0,
     alternations: Alternations = 2,
     dtype: Dtype = "bfloat16",
+    radix_cache: RadixCache = False,
     profile: Annotated[bool, typer.Option(help="Profile both servers at the end.")] = True,
     server_flags: ServerFlags = "",
     flags: Flags = "",
@@ -72,6 +74,7 @@ def main(
                 alternations=alternations,
                 extension_args=("--enable-prefill-only", *shlex.split(flags)),
                 dtype=dtype,
+                radix_cache=radix_cache,
                 args_of_both=(*SHARES, "--log-level-http=warning", *shlex.split(server_flags)),
             )
             logs = results or directory.parent
@@ -79,7 +82,7 @@ def main(
 
         scores, tokens = run_of(clients or CLIENTS), run_of(token_clients or TOKEN_CLIENTS)
         tokens.gate.compare = partial(compare_numbers, KINDS[token])
-        cases = make_cases(directory, map(Shape.parse, shapes or SHAPES))
+        cases = make_cases(directory, map(Shape.parse, shapes or SHAPES), many=radix_cache)
         with scores.started() as servers:
             for run, own in ((scores, cases), (tokens, [case_of(KINDS[token], vocabulary)])):
                 run.measure(servers, own)

@@ -21,8 +21,8 @@ PATHS = (STOCK, EXTENSION)
 
 NO_CACHE = "--disable-radix-cache"
 BEST_STOCK_ARGS = ("--enable-tokenizer-batch-encode", NO_CACHE)
-"""Flags with which stock is fastest for distinct prompts: one tokenizer call per request, and no
-upkeep of the prefix cache."""
+"""One tokenizer call per request, and no upkeep of the prefix cache. So stock is fastest where
+Python takes the time; where the model does, its cache may help, see `Plan.radix_cache`."""
 
 QUIET_ARGS = ("--sleep-on-idle", "--log-level-http", "warning")
 """Flags of both servers: idle schedulers sleep, and requests are not logged. Polling and logging
@@ -30,6 +30,7 @@ would take the cores from what is measured."""
 
 _ENDPOINT = "/v1/score"
 _POOL_REQUESTS = 64
+_MANY_REQUESTS = 1024
 GATE_REQUESTS = 4
 
 T = TypeVar("T")
@@ -56,8 +57,8 @@ class Plan:
         stock_env: environment of the first server if it is another release.
         args_of_both: further flags of both servers, besides the benchmark's own.
         env_of_both: environment of both servers.
-        radix_cache: leave SGLang's prefix cache on in both. Requests repeat after
-            `_POOL_REQUESTS`; stock then has whole prompts in its cache.
+        radix_cache: leave SGLang's prefix cache on in both. Requests that repeat would be there as
+            a whole, so there should be `many`, see `make_cases`.
         side_by_side: start each server once, and pause it while the other is measured.
         by_wrk: wrk makes the measured load, so that Python takes no CPU time from it; a short loop
             before it collects the answers that are compared. Only for closed loops.
@@ -123,19 +124,23 @@ class Case:
     counted: int = 1
 
 
-def make_cases(model: Path, shapes: Iterable[Shape], *, text: bool = False) -> list[Case]:
+def make_cases(
+    model: Path, shapes: Iterable[Shape], *, text: bool = False, many: bool = False
+) -> list[Case]:
     """Prepare the requests of every shape for the model in a directory.
 
     Args:
         text: send text instead of token ids.
+        many: more requests, so that fewer repeat.
     """
+    count = _MANY_REQUESTS if many else _POOL_REQUESTS
     sizes = ModelShape.from_directory(model)
     decode = Tokenizer.from_file(str(model / "tokenizer.json")).decode if text else None
     cases = []
     for shape in shapes:
-        drawn = draw_requests(shape, sizes.vocabulary, _POOL_REQUESTS + GATE_REQUESTS, seed=0)
-        timed = [score_body(each, decode) for each in drawn[:_POOL_REQUESTS]]
-        others = drawn[_POOL_REQUESTS:]
+        drawn = draw_requests(shape, sizes.vocabulary, count + GATE_REQUESTS, seed=0)
+        timed = [score_body(each, decode) for each in drawn[:count]]
+        others = drawn[count:]
         checked = [score_body(each, decode, token_logprobs=True) for each in others]
         ratio = operation_ratio(sizes, shape, len(LABEL_IDS))
         pool, gate = ([post_bytes(_ENDPOINT, body) for body in each] for each in (timed, checked))

@@ -64,7 +64,7 @@ def test_green_run_prints_the_ratio_and_keeps_the_record(
 ) -> None:
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(command, "make_model", lambda preset, directory: directory)
-    monkeypatch.setattr(command, "make_cases", lambda model, shapes, text: [])
+    monkeypatch.setattr(command, "make_cases", lambda model, shapes, **how: [])
     monkeypatch.setattr(ModelRun, "run", measured)
     output = commands.run(command.main, *BOTH, "--name", "here")
     assert signal.getsignal(signal.SIGTERM) is before
@@ -89,7 +89,7 @@ def test_red_gate_prints_no_figure_and_keeps_none(
             raise GateError("tiny, 60+2x50: stock and extension disagree")
 
     monkeypatch.setattr(command, "make_model", lambda preset, directory: directory)
-    monkeypatch.setattr(command, "make_cases", lambda model, shapes, text: [])
+    monkeypatch.setattr(command, "make_cases", lambda model, shapes, **how: [])
     monkeypatch.setattr(ModelRun, "run", disagree)
     output = commands.run(command.main, *BOTH, status=1)
     assert "No figures: tiny, 60+2x50: stock and extension disagree" in output
