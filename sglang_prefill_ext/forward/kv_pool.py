@@ -1,6 +1,6 @@
 """KV pools as packed forwards use them, and the allocation of their slots to prefixes.
 
-`KVPool` and `Room` are implemented for SGLang's pool (`border/model/kv_memory.py`) and by
+`KVPool` and `Room` are implemented for SGLang's pool (`border/scheduler/kv_memory.py`) and by
 `OwnPool`.
 """
 

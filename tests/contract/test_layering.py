@@ -115,16 +115,6 @@ def _layer_of(module: str) -> str:
     return package if package == "prefill_kernels" else rest.partition(".")[0]
 
 
-def _border_folder(module: str) -> str:
-    """The folder of SGLang's part that a module of the border belongs to; empty at the top."""
-    folder = module.split(".")[2:3]
-    return (
-        folder[0]
-        if folder and (MODULES["sglang_prefill_ext.border"].parent / folder[0]).is_dir()
-        else ""
-    )
-
-
 def _imports(tree: ast.Module) -> Iterator[str]:
     """Full names of what is imported anywhere in a module, also inside functions."""
     for node in ast.walk(tree):
@@ -175,18 +165,6 @@ def test_every_folder_is_a_layer() -> None:
 def test_layers_form_no_circle() -> None:
     graph = {name: layer.layers.split() for name, layer in LAYERS.items()}
     assert sorted(TopologicalSorter(graph).static_order()) == sorted(LAYERS)
-
-
-def test_the_folders_of_the_border_form_no_circle() -> None:
-    graph: dict[str, set[str]] = {}
-    for module, path in MODULES.items():
-        if _layer_of(module) == "border":
-            ours = (name for name in _imports(ast.parse(path.read_text())) if name in MODULES)
-            found = {_border_folder(name) for name in ours if _layer_of(name) == "border"}
-            own = _border_folder(module)
-            graph.setdefault(own, set()).update(found - {own})
-    assert {"http_server", "model", "scheduler", "tokenizer_manager"} <= graph.keys()
-    tuple(TopologicalSorter(graph).static_order())  # raises CycleError, which names a circle
 
 
 def test_no_layer_may_import_what_it_does_not() -> None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from sglang.srt.runtime_context import get_parallel
 
 from sglang_prefill_ext.border.messages import PackedRowsResults
+from sglang_prefill_ext.border.tokenizer_manager.stock_counters import TokenCounters
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.forward.expert_blocks import ExpertUse
 from sglang_prefill_ext.forward.graphs.plan import GraphUse
@@ -191,24 +192,3 @@ def tokens_received(ended: Sequence[Ended]) -> int:
     """Tokens of requests as they arrived, and as the data-parallel controller counted them: an
     encoder's rows have become whole prompts since."""
     return sum(len(job.reply_to.input_ids) for job, _ in ended)
-
-
-class TokenCounters:
-    """Counts the tokens of packed forwards with the collector of a scheduler."""
-
-    def __init__(self, collector: Any) -> None:
-        self._collector = collector
-        self._computed = 0
-        self._cached = 0
-
-    def update(self, computed: int, cached: int) -> None:
-        """Count what was added since the last call.
-
-        Args:
-            computed: tokens that went through the model since the start.
-            cached: tokens that the prefix cache had instead.
-        """
-        more = computed - self._computed, cached - self._cached
-        self._computed, self._cached = computed, cached
-        self._collector.increment_realtime_tokens(None, *more)
-        self._collector.increment_effective_prefill_tokens(*more, 0, 0)

@@ -49,7 +49,7 @@ from sglang.srt.server_args import prepare_server_args  # noqa: E402
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm  # noqa: E402
 
 from sglang_prefill_ext.attention.inputs import HeadShape  # noqa: E402
-from sglang_prefill_ext.border.model.kv_memory import (  # noqa: E402
+from sglang_prefill_ext.border.scheduler.kv_memory import (  # noqa: E402
     SglangPool,
     plain_pool,
     room_in,

@@ -13,8 +13,7 @@ from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from sglang_prefill_ext.border.http_server import server_setup
-from sglang_prefill_ext.border.tokenizer_manager import text_hooks
+from sglang_prefill_ext.border.tokenizer_manager import server_setup, text_hooks
 from sglang_prefill_ext.border.tokenizer_manager.frontend_link import TokenizerManagerLink
 from sglang_prefill_ext.config import PrefillOnlyConfig, TokenizerChoice
 from sglang_prefill_ext.metrics import FrontendMetrics
