@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_prefill_ext.frontend.score.score_call import ScoreCall
 from sglang_prefill_ext.wire.arrays import Float32Array, Int32Array
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.read import Read
@@ -67,19 +66,6 @@ class Scored:
     @property
     def served(self) -> Served:
         return served_rows(self.rows, self.answer)
-
-
-def scored_of(answer: PackedResult, rows: PackedRows, call: ScoreCall) -> Scored:
-    values = answer.row_values()
-    setwise = call.score_extraction_token_id is not None
-    scores = scores_from_values(
-        values, rows.read, apply_softmax=call.apply_softmax, temperature=call.temperature
-    )
-    token_logprobs = None
-    if call.return_token_logprobs:  # SGLang shows none for extraction tokens
-        token_logprobs = [] if setwise else label_rows(values, rows.read)
-    shown = scores_by_item(scores, rows) if setwise else scores
-    return Scored(shown, rows.num_prompt_tokens, token_logprobs, rows, answer)
 
 
 def scores_from_values(

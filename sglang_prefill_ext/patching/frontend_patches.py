@@ -27,7 +27,7 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
     _after(
         id="P20",
         target=f"{_TOKENIZER_MANAGER}.init_request_dispatcher",
-        hook=f"{_HOOKS}.server_setup:attach_server",
+        hook=f"{_BORDER}.frontend_setup:attach_server",
         why="The tokenizer manager would exit at a packed result.",
         relies_on="self._result_dispatcher TypeBasedDispatcher",
         diffs=("0003-plugin-message-types.patch",),
@@ -112,7 +112,7 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
     _around(
         id="P43",
         target=f"{_TOKENIZER_MANAGER}.freeze_gc",
-        hook=f"{_HOOKS}.server_setup:freeze_gc",
+        hook=f"{_BORDER}.frontend_setup:freeze_gc",
         why="Garbage of the start would be frozen, and the tokenizer router and attached front "
         "ends would not.",
         relies_on="FreezeGCReq gc_threshold self._dispatch_to_scheduler",

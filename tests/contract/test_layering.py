@@ -108,6 +108,7 @@ def _modules() -> dict[str, Path]:
 
 
 MODULES = _modules()
+FOLDERS = [name for name, path in MODULES.items() if path.name == "__init__.py"]
 
 
 def _layer_of(module: str) -> str:
@@ -165,6 +166,22 @@ def test_every_folder_is_a_layer() -> None:
 def test_layers_form_no_circle() -> None:
     graph = {name: layer.layers.split() for name, layer in LAYERS.items()}
     assert sorted(TopologicalSorter(graph).static_order()) == sorted(LAYERS)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_the_parts_of_a_folder_form_no_circle(folder: str) -> None:
+    """A part is a sub-folder, or a module beside the sub-folders."""
+
+    def part(module: str) -> str:
+        inside = module.startswith(f"{folder}.")
+        return module.removeprefix(f"{folder}.").partition(".")[0] if inside else ""
+
+    graph: dict[str, set[str]] = {}
+    for module, path in MODULES.items():
+        if own := part(module):
+            imported = set(map(part, _imports(ast.parse(path.read_text()))))
+            graph.setdefault(own, set()).update(imported - {own, ""})
+    TopologicalSorter(graph).prepare()
 
 
 def test_no_layer_may_import_what_it_does_not() -> None:

@@ -17,10 +17,10 @@ from starlette.responses import Response
 from sglang_prefill_ext.border.http_server.fast_route import error_response
 from sglang_prefill_ext.border.tokenizer_manager.call_context import CallContext, counted
 from sglang_prefill_ext.border.tokenizer_manager.embed_hooks import packed_vectors
+from sglang_prefill_ext.border.tokenizer_manager.score_hooks import packed_scores
 from sglang_prefill_ext.border.tokenizer_manager.server import PrefillServer
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import RequestError
-from sglang_prefill_ext.frontend.answers import Scored
 from sglang_prefill_ext.frontend.embed import embeddings_api
 from sglang_prefill_ext.frontend.embed.embed_frontend import EmbedFrontend
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
@@ -28,7 +28,6 @@ from sglang_prefill_ext.frontend.options import JSON, READS_ARRAYS
 from sglang_prefill_ext.frontend.score import rerank, score_body
 from sglang_prefill_ext.frontend.score.body_forms import BodyOverrides
 from sglang_prefill_ext.frontend.score.rerank import Reranker
-from sglang_prefill_ext.frontend.score.score_call import ScoreCall
 
 _Stock: TypeAlias = Callable[[PrefillOnlyConfig], tuple[bytes, BodyOverrides | None]]
 _StockOf: TypeAlias = Callable[[bytes, PrefillOnlyConfig], tuple[bytes, BodyOverrides | None]]
@@ -51,22 +50,6 @@ async def serve_score(server: PrefillServer, body: bytes, context: CallContext) 
 
     read = score_body.ScoreBody.of(body)
     return await _answered(server, context, "openai_serving_score", answer(), read.stock)
-
-
-async def packed_scores(server: PrefillServer, call: ScoreCall, context: CallContext) -> Scored:
-    """Serve a call on the packed path.
-
-    Raises:
-        StockPathTaken: SGLang is to serve it.
-        Exception: see `counted`.
-    """
-    with counted(server.path.metrics, context):
-        server.score.check_limits(call)  # before items are processed, even for a record
-        with server.records.keeping(call.request, call.num_items, call.contents) as record:
-            context.raise_if_opted_out()
-            scored = await server.score.score(call, context.options())
-            record.served = scored.served
-    return scored
 
 
 async def serve_vectors(

@@ -17,19 +17,18 @@ from torch.utils.hooks import RemovableHandle
 
 from sglang_prefill_ext.border.model.capability import attention_layers, head_shape, text_part
 from sglang_prefill_ext.border.model.expert_layers import expert_settings
+from sglang_prefill_ext.border.model.kv_pool import plain_pool
 from sglang_prefill_ext.border.model.layer_embeddings import look_media_up_as_padding
 from sglang_prefill_ext.border.model.model_classes import POSITIONS_FROM_1, RESIDUAL_ON_BATCH
 from sglang_prefill_ext.border.model.output_head import OutputHead
-from sglang_prefill_ext.border.model.packed_batch import (
+from sglang_prefill_ext.border.model.packed_backend import (
     Adapters,
     PackedAttentionBackend,
-    PackedForwardBatch,
     PackedHybridBackend,
-    packed_batch_of,
 )
+from sglang_prefill_ext.border.model.packed_batch import PackedForwardBatch, packed_batch_of
 from sglang_prefill_ext.border.model.recurrent.layers import recurrence_of, state_bytes
 from sglang_prefill_ext.border.model.sampler import SglangSampler
-from sglang_prefill_ext.border.scheduler.kv_memory import plain_pool
 from sglang_prefill_ext.errors import PackedForwardError
 from sglang_prefill_ext.forward.device import in_order
 from sglang_prefill_ext.forward.kv_pool import KVPool, OwnPool

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from sglang.srt.runtime_context import get_parallel
 
 from sglang_prefill_ext.border.messages import PackedRowsResults
-from sglang_prefill_ext.border.tokenizer_manager.stock_counters import TokenCounters
+from sglang_prefill_ext.border.scheduler.token_counters import TokenCounters
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.forward.expert_blocks import ExpertUse
 from sglang_prefill_ext.forward.graphs.plan import GraphUse

@@ -11,7 +11,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from torch import Tensor
 
-from sglang_prefill_ext.border.scheduler.kv_memory import SglangRoom
+from sglang_prefill_ext.border.scheduler.kv_slots import SglangRoom
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.forward.kv_pool import PrivateSlots, PrivateTransaction, Room
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache

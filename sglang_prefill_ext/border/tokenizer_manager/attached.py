@@ -12,8 +12,6 @@ from typing import Any
 
 from sglang.srt.managers.io_struct import EmbeddingReqInput
 
-from sglang_prefill_ext.attach.address import ENGINE_FLAG, checked_path
-from sglang_prefill_ext.attach.broker import Broker
 from sglang_prefill_ext.attach.messages import (
     Beat,
     Facts,
@@ -23,7 +21,6 @@ from sglang_prefill_ext.attach.messages import (
     StockScore,
     StockVectors,
 )
-from sglang_prefill_ext.border.http_server.fast_route import Lifespan
 from sglang_prefill_ext.border.tokenizer_manager.call_context import keep_running
 from sglang_prefill_ext.border.tokenizer_manager.embed_hooks import acquired_adapter
 from sglang_prefill_ext.border.tokenizer_manager.gc_frontend import thresholds_of_server
@@ -36,32 +33,16 @@ from sglang_prefill_ext.border.tokenizer_manager.stock_answers import (
     with_override_arrays,
 )
 from sglang_prefill_ext.config.knobs import flag_name
-from sglang_prefill_ext.errors import ConfigError, PackingError
+from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.frontend.answers import served_rows
 from sglang_prefill_ext.frontend.options import RequestOptions
-from sglang_prefill_ext.frontend.overrides.checked import checked_overrides
+from sglang_prefill_ext.frontend.overrides import checked_overrides
 from sglang_prefill_ext.scheduling.budget import load_of
 from sglang_prefill_ext.texts.libraries import PROBES
 from sglang_prefill_ext.wire.checks import wrong
 from sglang_prefill_ext.wire.flat import unpacked
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.status import Status
-
-
-def accept_frontends(app: Any, engine: AttachableEngine, path: str) -> Broker:
-    """Serve front ends in other processes for as long as the HTTP application runs.
-
-    Args:
-        path: of the socket.
-
-    Raises:
-        ConfigError: there is no HTTP application.
-    """
-    if app is None:
-        raise ConfigError(f"{ENGINE_FLAG} needs a server; an offline engine cannot be attached to.")
-    broker = Broker(engine, checked_path(path, flag=ENGINE_FLAG))
-    app.router.lifespan_context = Lifespan(app.router.lifespan_context, broker.running)
-    return broker
 
 
 class AttachableEngine:

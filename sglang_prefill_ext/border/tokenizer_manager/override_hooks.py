@@ -11,8 +11,8 @@ import torch
 from sglang.srt.managers.embed_types import PositionalEmbeds
 
 from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall, Positional
-from sglang_prefill_ext.frontend.overrides.checked import checked_overrides
-from sglang_prefill_ext.frontend.overrides.placeholders import checked_matrices
+from sglang_prefill_ext.frontend.overrides import checked_overrides
+from sglang_prefill_ext.frontend.score.placeholders import checked_matrices
 from sglang_prefill_ext.frontend.score.score_call import OVERRIDES, ScoreCall, ineligible_reason
 from sglang_prefill_ext.wire.arrays import EmbeddingKind
 from sglang_prefill_ext.wire.checks import wrong

@@ -9,10 +9,15 @@ from typing import Any
 
 from sglang.srt.managers.tokenizer_manager_score_mixin import ScoreResult
 
-from sglang_prefill_ext.border.http_server.openai_routes import packed_scores
-from sglang_prefill_ext.border.tokenizer_manager.call_context import call_with, stock_path
+from sglang_prefill_ext.border.tokenizer_manager.call_context import (
+    CallContext,
+    call_with,
+    counted,
+    stock_path,
+)
 from sglang_prefill_ext.border.tokenizer_manager.override_hooks import stock_arguments, with_arrays
-from sglang_prefill_ext.border.tokenizer_manager.server import server_of
+from sglang_prefill_ext.border.tokenizer_manager.server import PrefillServer, server_of
+from sglang_prefill_ext.frontend.answers import Scored
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.explain import explain_packed, explain_stock
 from sglang_prefill_ext.frontend.pack import FIELD
@@ -52,3 +57,19 @@ async def score_request(
         prompt_tokens=scored.prompt_tokens,
         token_logprobs=scored.token_logprobs,
     )
+
+
+async def packed_scores(server: PrefillServer, call: ScoreCall, context: CallContext) -> Scored:
+    """Serve a call on the packed path.
+
+    Raises:
+        StockPathTaken: SGLang is to serve it.
+        Exception: see `counted`.
+    """
+    with counted(server.path.metrics, context):
+        server.score.check_limits(call)  # before items are processed, even for a record
+        with server.records.keeping(call.request, call.num_items, call.contents) as record:
+            context.raise_if_opted_out()
+            scored = await server.score.score(call, context.options())
+            record.served = scored.served
+    return scored

@@ -16,9 +16,9 @@ from sglang_prefill_ext.frontend.batch_exchange import (
 )
 from sglang_prefill_ext.frontend.client_wait import within
 from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall, PromptEncoder
+from sglang_prefill_ext.frontend.embed.override_places import place_of_vectors
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.options import RequestOptions
-from sglang_prefill_ext.frontend.overrides.placeholders import place_of_vectors
 from sglang_prefill_ext.frontend.packed_path import PackedPath
 from sglang_prefill_ext.frontend.prompt_batch import PackedGroup, pack_prompts, pack_read_places
 from sglang_prefill_ext.frontend.worker import Worker

@@ -9,7 +9,12 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from sglang_prefill_ext.frontend.answers import Scored, scored_of
+from sglang_prefill_ext.frontend.answers import (
+    Scored,
+    label_rows,
+    scores_by_item,
+    scores_from_values,
+)
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.pack import FIELD, pack_token_ids
@@ -179,3 +184,16 @@ def lone_prompt(
         return rows, options
     rows = replace(rows, prefix_len=prefix, suffix_lens=int_array([len(rows.tokens) - prefix]))
     return rows, replace(options, keep_prefix=repeated or keep)
+
+
+def scored_of(answer: PackedResult, rows: PackedRows, call: ScoreCall) -> Scored:
+    values = answer.row_values()
+    setwise = call.score_extraction_token_id is not None
+    scores = scores_from_values(
+        values, rows.read, apply_softmax=call.apply_softmax, temperature=call.temperature
+    )
+    token_logprobs = None
+    if call.return_token_logprobs:  # SGLang shows none for extraction tokens
+        token_logprobs = [] if setwise else label_rows(values, rows.read)
+    shown = scores_by_item(scores, rows) if setwise else scores
+    return Scored(shown, rows.num_prompt_tokens, token_logprobs, rows, answer)

@@ -9,10 +9,10 @@ import numpy as np
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
-from sglang_prefill_ext.frontend.overrides.placeholders import place_overrides
 from sglang_prefill_ext.frontend.pack import FIELD, pack_token_ids, shared_once
 from sglang_prefill_ext.frontend.packed_path import PackedPath
 from sglang_prefill_ext.frontend.prompt_batch import ReadPlaces
+from sglang_prefill_ext.frontend.score.placeholders import place_overrides
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall, prompts_of
 from sglang_prefill_ext.wire.arrays import (
     NO_INTS,

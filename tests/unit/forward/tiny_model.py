@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sglang_prefill_ext.attention.inputs import HeadShape, LayerInputs
 from sglang_prefill_ext.forward.model import Attend, Overrides, Recur
-from sglang_prefill_ext.forward.readers.logit_chunks import ProductHead
+from sglang_prefill_ext.forward.product_head import ProductHead
 from sglang_prefill_ext.wire.reads import Best
 from sglang_prefill_ext.wire.sampling import Sampling
 from tests.unit.scheduling.caches import MemoryPool

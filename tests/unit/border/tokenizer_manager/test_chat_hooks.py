@@ -13,7 +13,8 @@ from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from sglang_prefill_ext.border.tokenizer_manager import server_setup, text_hooks
+from sglang_prefill_ext.border import frontend_setup
+from sglang_prefill_ext.border.tokenizer_manager import text_hooks
 from sglang_prefill_ext.border.tokenizer_manager.frontend_link import TokenizerManagerLink
 from sglang_prefill_ext.config import PrefillOnlyConfig, TokenizerChoice
 from sglang_prefill_ext.metrics import FrontendMetrics
@@ -149,7 +150,7 @@ def test_a_tokenizer_that_encodes_in_its_own_way_is_left_alone(where: str) -> No
     if where == "instance":
         tokenizer.encode = lambda *args, **kwargs: [1]
     for each in (tokenizer, None):
-        assert not server_setup._encodes_chats_as_texts(each)
+        assert not frontend_setup._encodes_chats_as_texts(each)
 
 
 def _outcome(ask: Any) -> Any:

@@ -16,7 +16,8 @@ from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from sglang_prefill_ext.border.tokenizer_manager import server_setup, text_hooks
+from sglang_prefill_ext.border import frontend_setup
+from sglang_prefill_ext.border.tokenizer_manager import text_hooks
 from sglang_prefill_ext.border.tokenizer_manager.frontend_link import TokenizerManagerLink
 from sglang_prefill_ext.config import PrefillOnlyConfig, TokenizerChoice
 from sglang_prefill_ext.metrics import FrontendMetrics
@@ -48,7 +49,7 @@ class Manager(TokenizerManager):
         link = TokenizerManagerLink(self, CONFIG, self.metrics)
         assert link.texts.wait_until_ready(60)
         path: Any = SimpleNamespace(link=link, config=CONFIG, metrics=self.metrics)
-        self._prefill_only = SimpleNamespace(texts=server_setup._texts(self, path, link))
+        self._prefill_only = SimpleNamespace(texts=frontend_setup._texts(self, path, link))
 
     async def stock(self, asked: Any, **options: Any) -> Any:
         return await TokenizerManager._tokenize_texts(self, asked, **options)

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,7 +39,7 @@ class Limited:
 def test_if_large_graphs_cannot_be_captured_smaller_ones_are(
     limit: int, asked: list[int], sizes: tuple[int, ...]
 ) -> None:
-    executor: Any = Limited(limit)
+    executor = Limited(limit)
     capture_useful(executor, 16384, 8000, 1e6)
     assert executor.asked == asked
     assert executor.graph_use.sizes == sizes
@@ -49,7 +47,7 @@ def test_if_large_graphs_cannot_be_captured_smaller_ones_are(
 
 
 def test_small_graphs_that_cannot_be_captured_are_not_tried_again() -> None:
-    executor: Any = Limited(0)
+    executor = Limited(0)
     capture_useful(executor, 16384, 1000, 1e6)
     assert executor.asked == [1024]
 
@@ -58,7 +56,7 @@ def test_small_graphs_that_cannot_be_captured_are_not_tried_again() -> None:
     ("free_tokens", "largest"), [(4 * 1024, 1024), (4 * 1024 - 4, 960), (3, 16), (1e6, 8192)]
 )
 def test_graphs_keep_a_part_of_the_free_memory(free_tokens: float, largest: int) -> None:
-    executor: Any = Limited(10**6)
+    executor = Limited(10**6)
     capture_useful(executor, 8192, 8192, free_tokens)
     assert executor.asked == [largest]
 

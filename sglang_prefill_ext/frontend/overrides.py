@@ -1,4 +1,4 @@
-"""Checks embeddings that come with a call, and joins them in one matrix."""
+"""Embeddings that replace those of tokens of a call: they are checked and put into one table."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from sglang_prefill_ext.wire.arrays import NO_OVERRIDES, EmbeddingKind, OverrideArray
+from sglang_prefill_ext.wire.arrays import (
+    NO_OVERRIDES,
+    EmbeddingKind,
+    OverrideArray,
+    distinct_overrides,
+)
 from sglang_prefill_ext.wire.checks import wrong
 
 
@@ -33,7 +38,7 @@ def checked_overrides(field: str, value: Any, kind: EmbeddingKind) -> OverrideAr
                 f"the shape is {list(row.shape)}. The model's embeddings have {kind.width} "
                 "numbers; send one for every placeholder token.",
             )
-    matrix = joined_overrides([np.empty((0, kind.width), np.float16), *rows])
+    matrix = _joined([np.empty((0, kind.width), np.float16), *rows])
     finite = kind.holds(matrix)
     if not finite.all():
         number = int(finite.argmin())
@@ -46,7 +51,7 @@ def checked_overrides(field: str, value: Any, kind: EmbeddingKind) -> OverrideAr
     return matrix
 
 
-def joined_overrides(matrices: Sequence[OverrideArray]) -> OverrideArray:
+def _joined(matrices: Sequence[OverrideArray]) -> OverrideArray:
     """All rows in one matrix: float16 if all matrices are, else float32."""
     if not matrices:
         return NO_OVERRIDES
@@ -54,3 +59,19 @@ def joined_overrides(matrices: Sequence[OverrideArray]) -> OverrideArray:
     with np.errstate(over="ignore"):  # what becomes infinite is refused
         joined: OverrideArray = np.concatenate(matrices, dtype=dtype, casting="same_kind")
     return joined
+
+
+def numbered_overrides(
+    groups: Sequence[list[OverrideArray | None]],
+) -> tuple[OverrideArray, list[list[list[int] | None]]]:
+    """Return one table of all matrices, and the ids that name the rows of each.
+
+    One that comes again is neither copied nor numbered again.
+    """
+    matrices = {id(each): each for group in groups for each in group if each is not None}
+    table, ids = distinct_overrides(_joined([*matrices.values()]))
+    parts = np.split(ids, np.cumsum(list(map(len, matrices.values())))[:-1])
+    ids_of = {name: part.tolist() for name, part in zip(matrices, parts, strict=False)}
+    return table, [
+        [None if each is None else ids_of[id(each)] for each in group] for group in groups
+    ]

@@ -1,23 +1,14 @@
-"""Puts the embeddings of a call into its prompts, at placeholder tokens or at given positions."""
+"""Puts the embeddings of a scoring call into its prompts, at placeholder tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall, Positional
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
-from sglang_prefill_ext.frontend.overrides.checked import checked_overrides, joined_overrides
+from sglang_prefill_ext.frontend.overrides import checked_overrides, numbered_overrides
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall
-from sglang_prefill_ext.wire.arrays import (
-    EmbeddingKind,
-    Int32Array,
-    OverrideArray,
-    distinct_overrides,
-)
+from sglang_prefill_ext.wire.arrays import EmbeddingKind, OverrideArray
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
 
@@ -57,7 +48,7 @@ def place_overrides(
         raise StockPathTaken(StockReason.EMBED_OVERRIDES)
     token = call.embed_override_token_id
     in_query, in_items = checked_matrices(call, query.count(token), kind)
-    table, (query_ids, item_ids) = _numbered([in_query, in_items])
+    table, (query_ids, item_ids) = numbered_overrides([in_query, in_items])
     if not _fits(token, [query] * len(query_ids), query_ids) or not _fits(token, items, item_ids):
         raise StockPathTaken(StockReason.UNUSUAL_INPUT)
     queries = [_place(query, token, ids) for ids in query_ids]
@@ -65,49 +56,6 @@ def place_overrides(
     if all(each == queries[0] for each in queries):
         return Placed(queries[0], items, table)
     return Placed([], [a + b for a, b in zip(queries, items, strict=True)], table)
-
-
-def place_of_vectors(
-    call: EmbedCall, prompts: Sequence[Int32Array], kind: EmbeddingKind
-) -> tuple[list[Int32Array], OverrideArray]:
-    """Put the embeddings of a call for vectors into its prompts, at positions or placeholders.
-
-    Args:
-        call: has embeddings, which are arrays.
-
-    Returns:
-        The prompts, and the table that their negative ids name rows of.
-
-    Raises:
-        StockPathTaken: a prompt does not have as many placeholders as embeddings.
-        RequestError: see `checked_overrides`.
-    """
-    positional = call.positional
-    if positional is None:
-        pairs = zip(prompts, call.embeds or (), strict=True)
-        positional = [_at_placeholders(call.placeholder, *pair) for pair in pairs]
-    matrices = [
-        None if each is None else checked_overrides("embed_overrides", each.embeds, kind)
-        for each in positional
-    ]
-    table, (ids,) = _numbered([matrices])
-    placed = []
-    for prompt, each, own in zip(prompts, positional, ids, strict=True):
-        changed = prompt.copy()
-        if own is not None:
-            changed[each.positions] = own
-        placed.append(changed)
-    return placed, table
-
-
-def _at_placeholders(placeholder: int | None, prompt: Int32Array, embeds: Any) -> Positional | None:
-    """The embeddings of a prompt with the positions of its placeholders."""
-    if embeds is None:
-        return None
-    positions = np.flatnonzero(prompt == placeholder).tolist()
-    if len(positions) != len(embeds):
-        raise StockPathTaken(StockReason.UNUSUAL_INPUT)
-    return Positional(embeds, positions)
 
 
 def checked_matrices(
@@ -146,22 +94,6 @@ def checked_matrices(
         [None if each is None else each[:in_query] for each in whole],
         [None if each is None else each[in_query:] for each in whole],
     )
-
-
-def _numbered(
-    groups: Sequence[list[OverrideArray | None]],
-) -> tuple[OverrideArray, list[list[list[int] | None]]]:
-    """Return one table of all matrices, and the ids that name the rows of each.
-
-    One that comes again is neither copied nor numbered again.
-    """
-    matrices = {id(each): each for group in groups for each in group if each is not None}
-    table, ids = distinct_overrides(joined_overrides([*matrices.values()]))
-    parts = np.split(ids, np.cumsum(list(map(len, matrices.values())))[:-1])
-    ids_of = {name: part.tolist() for name, part in zip(matrices, parts, strict=False)}
-    return table, [
-        [None if each is None else ids_of[id(each)] for each in group] for group in groups
-    ]
 
 
 def _fits(token: int, prompts: list[list[int]], ids: list[list[int] | None]) -> bool:

@@ -8,9 +8,11 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from sglang_prefill_ext.attach.address import ENGINE_FLAG, checked_path
+from sglang_prefill_ext.attach.broker import Broker
 from sglang_prefill_ext.border.activation import config_of
 from sglang_prefill_ext.border.http_server.carrier_routes import add_carrier_routes, offer_of
-from sglang_prefill_ext.border.http_server.fast_route import restore
+from sglang_prefill_ext.border.http_server.fast_route import Lifespan, restore
 from sglang_prefill_ext.border.http_server.own_routes import add_gc_route, add_routes, application
 from sglang_prefill_ext.border.http_server.packed_routes import shorten_routes
 from sglang_prefill_ext.border.messages import (
@@ -20,7 +22,7 @@ from sglang_prefill_ext.border.messages import (
     PackedStatusResult,
 )
 from sglang_prefill_ext.border.model.model_classes import encoder_traits
-from sglang_prefill_ext.border.tokenizer_manager.attached import AttachableEngine, accept_frontends
+from sglang_prefill_ext.border.tokenizer_manager.attached import AttachableEngine
 from sglang_prefill_ext.border.tokenizer_manager.call_records import CallRecords
 from sglang_prefill_ext.border.tokenizer_manager.frontend_link import (
     TokenizerManagerLink,
@@ -30,6 +32,7 @@ from sglang_prefill_ext.border.tokenizer_manager.frontend_link import (
 from sglang_prefill_ext.border.tokenizer_manager.gc_frontend import FrontendGc
 from sglang_prefill_ext.border.tokenizer_manager.server import ATTRIBUTE, PrefillServer, server_of
 from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.frontend.embed.embed_frontend import EmbedFrontend
 from sglang_prefill_ext.frontend.packed_path import PackedPath
 from sglang_prefill_ext.frontend.score.score_frontend import ScoreFrontend
@@ -62,7 +65,7 @@ def attach_server(_result: None, manager: Any) -> None:
     handlers[GcReq] = server.gc.take
     engine = AttachableEngine(server)
     if config.attach:
-        server.gc.broker = accept_frontends(app, engine, config.attach)
+        server.gc.broker = _accept_frontends(app, engine, config.attach)
     STARTUP.mark("tokenizer")
     if app is not None:
         add_routes(app, server)
@@ -70,6 +73,22 @@ def attach_server(_result: None, manager: Any) -> None:
         offer = partial(offer_of, app, manager, engine)
         add_carrier_routes(app, engine, offer, server.link.scheduler_status)
         shorten_routes(app, server)
+
+
+def _accept_frontends(app: Any, engine: AttachableEngine, path: str) -> Broker:
+    """Serve front ends in other processes for as long as the HTTP application runs.
+
+    Args:
+        path: of the socket.
+
+    Raises:
+        ConfigError: there is no HTTP application.
+    """
+    if app is None:
+        raise ConfigError(f"{ENGINE_FLAG} needs a server; an offline engine cannot be attached to.")
+    broker = Broker(engine, checked_path(path, flag=ENGINE_FLAG))
+    app.router.lifespan_context = Lifespan(app.router.lifespan_context, broker.running)
+    return broker
 
 
 async def freeze_gc(original: Callable[[Any], Awaitable[None]], manager: Any) -> None:

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import re
 import tracemalloc
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,11 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.errors import RequestError
-from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
-from sglang_prefill_ext.frontend.overrides.checked import checked_overrides
-from sglang_prefill_ext.frontend.overrides.placeholders import place_of_vectors, place_overrides
 from sglang_prefill_ext.frontend.pack import pack_token_ids
+from sglang_prefill_ext.frontend.score.placeholders import place_overrides
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall, ineligible_reason
 from sglang_prefill_ext.wire.arrays import EmbeddingKind, int_array
 from sglang_prefill_ext.wire.packed import PackedRows
@@ -184,64 +180,3 @@ def test_an_array_that_items_share_is_not_copied_for_each() -> None:
 def test_other_numbers_of_embeddings_than_placeholders_are_stocks(fields: dict[str, Any]) -> None:
     with pytest.raises(StockPathTaken, match="unusual_input"):
         place_overrides(replace(CALL, **fields), CALL.query, CALL.items, KIND)
-
-
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [
-        ([EMBED, np.ones(3)], r"embeds\[1\]: the shape is \[1, 3\]\..* have 2 numbers"),
-        ([np.ones((2, 2))], r"embeds\[0\]: the shape is \[2, 2\]"),
-        (np.ones((1, 3)), r"embeds: the shape is \[1, 3\]"),
-        (np.ones(2), r"embeds: the shape is \[2\]"),
-        ([EMBED, np.array([1, 2])], r"embeds\[1\]: int64 numbers\. Send float16 or float32"),
-        ([[1, "a"]], r"embeds\[0\]: <U.* numbers"),
-        ("text", "embeds: <U4 numbers"),
-        ([EMBED, np.array([np.nan, 1])], r"embeds\[1\]: a number is NaN"),
-        (np.array([[0, 1], [1, np.inf]], np.float16), r"embeds\[1\]: a number is NaN"),
-        (np.array([[1e300, 1]]), r"embeds\[0\]: a number is NaN or beyond float32.*: inf\. Send"),
-    ],
-)
-def test_other_embeddings_are_refused_by_name(value: Any, said: str) -> None:
-    with pytest.raises(RequestError, match=said):
-        checked_overrides("embeds", value, KIND)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "value", "said"),
-    [
-        (
-            "float16",
-            65520.0,
-            "float16, in which the model computes: 65520.0. Send finite numbers, ",
-        ),
-        ("bfloat16", -3.4028235e38, "finite numbers, below 3.3961775e+38 in size."),
-    ],
-)
-def test_embeddings_beyond_the_models_dtype_are_refused(
-    dtype: str, value: float, said: str
-) -> None:
-    embeds = np.array([[0, 1], [value, 2]], np.float32)
-    with pytest.raises(RequestError, match=re.escape(said)) as refused:
-        checked_overrides("embeds", embeds, EmbeddingKind(WIDTH, dtype))
-    assert str(refused.value).startswith(f"embeds[1]: a number is NaN or beyond {dtype}")
-    assert len(checked_overrides("embeds", embeds, KIND)) == 2
-
-
-@given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=5), min_size=1, max_size=4))
-def test_embeddings_are_put_where_their_positions_say(prompts: list[list[int]]) -> None:
-    positional = [
-        SimpleNamespace(positions=places, embeds=np.array([[0, k] for k in places], np.float32))
-        if (places := [k for k, one in enumerate(prompt) if one == PLACEHOLDER])
-        else None
-        for prompt in prompts
-    ]
-    arrays = [int_array(prompt) for prompt in prompts]
-    call = EmbedCall([], False, None, positional=positional)
-    placed, table = place_of_vectors(call, arrays, KIND)
-    for before, after in zip(prompts, placed, strict=True):
-        for place, (old, new) in enumerate(zip(before, after.tolist(), strict=True)):
-            if old == PLACEHOLDER:
-                assert table[~new].tolist() == [0, place]
-            else:
-                assert new == old
-    assert [array.tolist() for array in arrays] == prompts
