@@ -1,4 +1,4 @@
-"""Tracks the outstanding work, the speed and the health of every replica. Pure."""
+"""Tracks the outstanding work, the speed and the health of every replica. No clock, no I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Estimates a replica's speed, outstanding work and health from its parts and answers. Pure."""
+"""Estimates a replica's speed, outstanding work and health from its parts and answers. No clock."""
 
 from __future__ import annotations
 

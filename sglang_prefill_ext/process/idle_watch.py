@@ -1,4 +1,4 @@
-"""Decides when an idle process settles its garbage collection (`collector.GcAction`). Pure."""
+"""Decides when an idle process settles its garbage collection (`collector.GcAction`). No clock."""
 
 from __future__ import annotations
 

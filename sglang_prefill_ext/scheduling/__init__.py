@@ -1,1 +1,1 @@
-"""From waiting requests to finished ones: queue, order, planning. No torch, no clock, no device."""
+"""From waiting requests to finished ones: queue, order, planning. No torch, no device."""

@@ -1,4 +1,4 @@
-"""Predicts when the device needs its next forward; until then requests gather for it. Pure.
+"""Predicts when the device needs its next forward; until then requests gather for it. No clock.
 
 A forward that is launched at once behind another one only waits there. One that is launched when
 that other one is done leaves the device idle while the host prepares it. In between lies the best

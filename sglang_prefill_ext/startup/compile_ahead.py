@@ -1,4 +1,4 @@
-"""Run one forward of every kind before the first request, so that all kernels are compiled; pure.
+"""Run one forward of every kind before the first request, so that all kernels are compiled.
 
 A Triton kernel is compiled at its first launch in each form, which takes seconds. There are forms
 with and without a held prefix, for fused, merged and divided attention, and for few and many rows.

@@ -1,4 +1,4 @@
-"""A fixed set of prompts that the packed and the stock path must answer alike; pure.
+"""A fixed set of prompts that the packed and the stock path must answer alike.
 
 They are asked once, at start. If the paths differ, the cause is this model's code, its kernels or
 this device, and a weight update changes none of these. The prefix cache is not used.

@@ -1,4 +1,4 @@
-"""Decides which prefixes are worth keeping in the prefix cache. Pure."""
+"""Decides which prefixes are worth keeping in the prefix cache, by those seen before."""
 
 from __future__ import annotations
 
