@@ -62,7 +62,7 @@ class Fleet:
         self._selection = Selection(self.replicas, self.loads, self._begin_session)
         self._session: Session | None = None
         self._why = NO_ENGINE
-        self.whole = WholeRequests(self.replicas, self.loads)
+        self.whole = WholeRequests(self.replicas, self.loads, self.dispatcher.attempts.counts)
         self._calls: Calls
         self.http: aiohttp.ClientSession
         self._watching: dict[str, asyncio.Task[None]] = {}

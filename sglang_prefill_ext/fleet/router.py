@@ -31,7 +31,6 @@ from sglang_prefill_ext.frontend.options import JSON, READS_ARRAYS, says_json
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.process.collector import Collector
 from sglang_prefill_ext.wire.status import end_by
-from sglang_prefill_ext.wire.stock_reason import StockReason
 
 logger = logging.getLogger(__name__)
 
@@ -117,19 +116,13 @@ class Router:
             return None
         try:
             content = await serve(body, request)
-        except StockPathTaken as taken:
-            self._metrics.record_fallback(taken.reason)
-            return None
         except EngineUnavailableError:
             if self._routes is routes:
                 raise
             return await self._divided(path, body, request)  # other engines have taken over
-        except (RequestError, UnicodeError):
-            return None  # an engine refuses it, in words that a client may know
-        if content is None:
-            self._metrics.record_fallback(StockReason.UNUSUAL_INPUT)
-            return None
-        return Response(content, 200, READS_ARRAYS, JSON)
+        except (StockPathTaken, RequestError, UnicodeError):
+            return None  # an engine counts it, or refuses it in words that a client may know
+        return None if content is None else Response(content, 200, READS_ARRAYS, JSON)
 
     async def _hand_on(self, request: Request, body: bytes, send: Send) -> None:
         """Have an engine serve a request as a whole; another one if the first cannot be reached."""

@@ -83,7 +83,9 @@ class FleetExport:
         self._speed = gauge("replica_tokens_per_second", "How fast a replica is.")
         self._engines = gauge("engines", "Engines in each state, where Ray starts them.", "state")
         self._counts = PrometheusCounter(
-            "sglang:prefill_only_fleet_events", "Packed requests and their parts.", ["kind"]
+            "sglang:prefill_only_fleet_events",
+            "Packed requests, their parts, and requests handed on whole.",
+            ["kind"],
         )
         self._took_s = Histogram(
             "sglang:prefill_only_fleet_request_seconds",

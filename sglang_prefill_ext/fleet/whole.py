@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
@@ -24,11 +25,13 @@ class WholeRequests:
 
     Args:
         replicas: has all that `loads` has.
+        counts: gets their number as `whole`.
     """
 
-    def __init__(self, replicas: Mapping[str, Replica], loads: Loads) -> None:
+    def __init__(self, replicas: Mapping[str, Replica], loads: Loads, counts: Counter[str]) -> None:
         self._replicas = replicas
         self._loads = loads
+        self._counts = counts
 
     def available(self) -> list[Replica]:
         """Replicas that may get work, the least loaded first."""
@@ -56,6 +59,7 @@ class WholeRequests:
         if not replicas:
             raise EngineUnavailableError(NO_ENGINE)
         first = replicas[0]
+        self._counts["whole"] += 1
         try:
             return await _counted(first, serve)
         except EngineUnavailableError as error:

@@ -220,8 +220,12 @@ async def test_what_cannot_be_packed_is_handed_on() -> None:
     stub.engine.end = PackedResult(Status.NOT_FINITE)
     async with routed(stub) as one:
         answer = await one.http.post("/v1/score", json=SCORE)
+        counters = (await one.http.get("/prefill_only/status")).json()["counters"]
     assert answer.content == b"whole answer"
     assert json.loads(stub.whole[0][1]) == SCORE
+    # The engine counts it by path and reason, and nobody a second time.
+    assert (counters["requests"], counters["fallbacks"]) == ({}, {})
+    assert counters["fleet"]["whole"] == 1
 
 
 async def test_an_answer_that_breaks_off_is_not_taken_for_a_whole_one() -> None:

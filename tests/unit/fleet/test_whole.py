@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -27,7 +28,7 @@ def whole_of(*names: str) -> tuple[WholeRequests, Loads]:
     for name in names:
         loads[name] = ReplicaLoad(Speed(1e-3, 1e-5), 0.0)
     replicas = {name: cast(Replica, SimpleNamespace(url=name, whole=0)) for name in names}
-    return WholeRequests(replicas, loads), loads
+    return WholeRequests(replicas, loads, Counter()), loads
 
 
 @pytest.mark.parametrize("known", [False, True])
