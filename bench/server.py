@@ -6,6 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from zipfile import ZipFile
 
+import httpx
+
+from bench.http_client import LoadError
 from sglang_prefill_ext.local_server import LocalServer
 
 KEEP_ALIVE_S = 3600
@@ -33,6 +36,17 @@ class MeasuredServer(LocalServer):
         waited_s = super().wait_ready(timeout_s, on_tick)
         self.wait_settled()
         return waited_s
+
+
+def empty_cache(port: int) -> None:
+    """Empty a server's prefix cache, once nothing is under way.
+
+    Raises:
+        LoadError: the server cannot.
+    """
+    answer = httpx.post(f"http://127.0.0.1:{port}/flush_cache", params={"timeout": 60}, timeout=90)
+    if answer.is_error:
+        raise LoadError(f"The prefix cache cannot be emptied: {answer.text}")
 
 
 def env_of_wheel(wheel: Path, directory: Path) -> dict[str, str]:

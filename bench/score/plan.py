@@ -30,7 +30,7 @@ would take the cores from what is measured."""
 
 _ENDPOINT = "/v1/score"
 _POOL_REQUESTS = 64
-_MANY_REQUESTS = 1024
+_MANY_REQUESTS = 256
 GATE_REQUESTS = 4
 
 T = TypeVar("T")
@@ -57,8 +57,9 @@ class Plan:
         stock_env: environment of the first server if it is another release.
         args_of_both: further flags of both servers, besides the benchmark's own.
         env_of_both: environment of both servers.
-        radix_cache: leave SGLang's prefix cache on in both. Requests that repeat would be there as
-            a whole, so there should be `many`, see `make_cases`.
+        radix_cache: leave SGLang's prefix cache on in both; it is empty when a measurement begins.
+            Requests that repeat would be there as a whole, so there should be `many`, see
+            `make_cases`.
         side_by_side: start each server once, and pause it while the other is measured.
         by_wrk: wrk makes the measured load, so that Python takes no CPU time from it; a short loop
             before it collects the answers that are compared. Only for closed loops.

@@ -22,7 +22,7 @@ from bench.load_generators import wrk
 from bench.record import Result
 from bench.run import Run
 from bench.score.plan import EXTENSION, PATHS, STOCK, Case, Plan, alternating
-from bench.server import MeasuredServer
+from bench.server import MeasuredServer, empty_cache
 from bench.status import packed_requests
 from bench.workloads import ClosedLoop, Load
 
@@ -120,6 +120,8 @@ class ModelRun(Run[Plan, Result]):
     def _measure(self, path: str, repeat: int, port: int, case: Case, load: Load) -> None:
         packed_before, shape = packed_requests(port), str(case.shape)
         rate = None
+        if self.plan.radix_cache:
+            empty_cache(port)
         if isinstance(load, ClosedLoop):
             seconds = _ASK_S if self.plan.by_wrk else self.plan.seconds
             window = Window(seconds, max(_MIN_REQUESTS, 2 * load.clients))

@@ -20,6 +20,7 @@ class StandIn:
         answers_together: the first answers wait until this many requests have arrived.
         packed: what the status page counts of requests and of forwards.
         seen: bodies of scoring requests.
+        emptied: how often its prefix cache was emptied.
     """
 
     port: int = 0
@@ -29,6 +30,7 @@ class StandIn:
     answers_together: int = 0
     packed: int = 0
     seen: list[dict[str, object]] = field(default_factory=list)
+    emptied: int = 0
     _together: asyncio.Event = field(default_factory=asyncio.Event)
     _waiting: int = 0
 
@@ -56,6 +58,9 @@ class StandIn:
     def _body(self, head: bytes, body: bytes) -> bytes:
         if head.startswith(b"POST /v1/score "):
             return self._score(body)
+        if head.startswith(b"POST /flush_cache?"):
+            self.emptied += 1
+            return b"as asked"
         assert head.startswith(b"GET /prefill_only/status ")
         status = {
             "frontend": {"counters": {"requests": {"packed": self.packed}}},
