@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 
+import httpx
 import pytest
 
 from sglang_prefill_ext.process.ports import free_port
@@ -19,7 +20,7 @@ from tests.integration.support.parity import (
     assert_same_answer,
     assert_same_answers,
 )
-from tests.integration.support.processes import leave, scheduler_pid, stopped
+from tests.integration.support.processes import leave, scheduler_pid, sent, stopped
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -101,23 +102,27 @@ def test_generation_beside_scoring(client: Client) -> None:
     assert_generation_is_undisturbed(client, bodies, new_tokens=100)
 
 
-def test_flush_waits_for_packed_work(client: Client) -> None:
-    bodies = [score_body(seed, **LONG) for seed in range(16)]
-    with ThreadPoolExecutor(len(bodies)) as pool:
-        answers = [pool.submit(client.score, body) for body in bodies]
-        wait_until(lambda: client.scheduler()["queue"]["requests"] >= 10)
+def queued(running: Serving, pool: Executor) -> list[Future[httpx.Response]]:
+    """Send 16 long requests; return when most of them wait, however slowly they were sent."""
+    client, bodies = running.client, [score_body(seed, **LONG) for seed in range(16)]
+    with stopped(scheduler_pid(running.server)):
+        answers = sent(client, pool, bodies, "/v1/score")
+    wait_until(lambda: client.scheduler()["queue"]["requests"] >= 10)
+    return answers
+
+
+def test_flush_waits_for_packed_work(running: Serving, client: Client) -> None:
+    with ThreadPoolExecutor(16) as pool:
+        answers = queued(running, pool)
         during = client.post("/flush_cache", None)
         assert during.status_code == 400
-        for answer in answers:
-            answer.result()
+        assert [answer.result().status_code for answer in answers] == [200] * 16
     client.flush()
 
 
-def test_abort_ends_queued_work(client: Client) -> None:
-    bodies = [score_body(seed, **LONG) for seed in range(16)]
-    with client.counting() as moved, ThreadPoolExecutor(len(bodies)) as pool:
-        answers = [pool.submit(client.post, "/v1/score", body) for body in bodies]
-        wait_until(lambda: client.scheduler()["queue"]["requests"] >= 10)
+def test_abort_ends_queued_work(running: Serving, client: Client) -> None:
+    with client.counting() as moved, ThreadPoolExecutor(16) as pool:
+        answers = queued(running, pool)
         assert client.post("/abort_request", {"abort_all": True}).status_code == 200
         statuses = [answer.result().status_code for answer in answers]
     assert statuses.count(503) >= 3
