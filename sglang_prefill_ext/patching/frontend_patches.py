@@ -57,6 +57,7 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
             "0031-refuse-input-embeds-that-end-the-scheduler.patch",
             "0042-refuse-custom-labels-that-end-the-server.patch",
             "0043-refuse-a-list-of-hidden-states-for-one-prompt.patch",
+            "0044-refuse-what-is-no-logit-processor.patch",
         ),
     ),
     _around(

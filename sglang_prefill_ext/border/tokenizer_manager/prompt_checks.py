@@ -16,7 +16,11 @@ from sglang_prefill_ext.border.tokenizer_manager.override_hooks import (
 from sglang_prefill_ext.border.tokenizer_manager.request_fields import is_decision
 from sglang_prefill_ext.border.tokenizer_manager.server import PrefillServer, server_of
 from sglang_prefill_ext.errors import RequestError
-from sglang_prefill_ext.frontend.token.token_call import check_numbers, check_readout
+from sglang_prefill_ext.frontend.token.token_call import (
+    check_numbers,
+    check_processor,
+    check_readout,
+)
 from sglang_prefill_ext.wire.checks import check_positions, check_prompt, wrong
 
 
@@ -29,8 +33,9 @@ def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
     Raises:
         RequestError: the prompt is empty, or an id lies outside the vocabulary; its embeddings do
             not fit the model, or the model is an encoder, which takes none; an encoder has no
-            positions for so many tokens; or the request asks for tokens, positions, labels or
-            hidden states that do not exist, or for an adapter in another way than by one name.
+            positions for so many tokens; or the request asks for tokens, positions, labels, hidden
+            states or a logit processor that do not exist, or for an adapter in another way than by
+            one name.
     """
     server = server_of(manager)
     if server is None:
@@ -60,6 +65,9 @@ def _check(server: PrefillServer, obj: Any, input_ids: Any) -> None:
         )
         _check_labels(manager, obj)
         _check_hidden_states(obj.return_hidden_states)
+        # Without the flag, SGLang refuses all of them.
+        if manager.server_args.enable_custom_logit_processor:
+            check_processor(obj.custom_logit_processor)
     _check_adapter(manager, obj)
     _check_readout(manager, obj, input_ids)
     if getattr(obj, "input_embeds", None) is not None:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from sglang_prefill_ext.wire.arrays import Int32Array
@@ -159,6 +160,25 @@ def check_numbers(
                 "stop_token_ids",
                 f"{token} beside min_new_tokens; valid ids are 0 to {vocab_size - 1}.",
             )
+
+
+def check_processor(given: Any) -> None:
+    """Refuse what SGLang's scheduler cannot read as a custom logit processor; None is none.
+
+    The code in it is not loaded.
+
+    Raises:
+        RequestError: it is not one JSON object with bytes in hexadecimal digits as `callable`.
+    """
+    if given is None:
+        return
+    try:
+        bytes.fromhex(msgspec.json.decode(given)["callable"])
+    except (msgspec.DecodeError, RecursionError, KeyError, TypeError, ValueError):
+        raise wrong(
+            "custom_logit_processor",
+            f"{given!r:.80} is no processor; send the text of its to_str(), one for one prompt.",
+        ) from None
 
 
 def check_readout(positions: object, tokens: int | None, *, in_one_piece: bool) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from openai import OpenAI
+from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
 from transformers import AutoModelForCausalLM
 
 from sglang_prefill_ext.modelmaker.tokenizer import train_tokenizer
@@ -58,7 +59,7 @@ def generator(
     flags += ("--chunked-prefill-size", "-1", "--mem-fraction-static", "0.3")
     # Long enough for what is sent together to travel together, however slow the machine.
     flags += ("--enable-tokenizer-batch-encode", "--prefill-only-gather-ms", "500")
-    flags += ("--tokenizer-path", str(tokenizer))
+    flags += ("--tokenizer-path", str(tokenizer), "--enable-custom-logit-processor")
     with serving(model_dir("micro"), "tokens", *flags) as running:
         yield running
 
@@ -82,6 +83,34 @@ def test_embeddings_that_sglang_takes_in_another_precision_end_nothing(generator
     assert response.status_code == 400
     assert "input_embeds: SGLang takes them in bfloat16" in response.json()["error"]["message"]
     assert len(generator.client.generate(PROMPT, 1)) == 1
+
+
+@pytest.mark.patch("P22")
+@pytest.mark.parametrize(
+    "given",
+    [["word"], [], "word", "", "[]", "{}", '{"callable": 5}', '{"callable": "word"}'],
+    ids=str,
+)
+def test_what_is_no_logit_processor_ends_a_plain_server(generator: Serving, given: Any) -> None:
+    body = {"input_ids": PROMPT, "sampling_params": GREEDY, "custom_logit_processor": given}
+    several = body | {"input_ids": PROMPTS[:2], "custom_logit_processor": [given, None]}
+    for asked in (body, several) if isinstance(given, str) else (body,):
+        response = generator.client.post("/generate", asked)
+        assert response.status_code == 400
+        assert f"custom_logit_processor: {given!r} is no" in response.json()["error"]["message"]
+    assert len(generator.client.generate(PROMPT, 1)) == 1
+
+
+def test_a_logit_processor_is_asked(generator: Serving) -> None:
+    (token,) = generator.client.generate(PROMPT, 1)
+    params = GREEDY | {"custom_params": {"token_ids": [token]}}
+    body = {"input_ids": PROMPT, "sampling_params": params}
+    processor = DisallowedTokensLogitsProcessor.to_str()
+    with generator.client.counting() as moved:
+        answer = generator.client.post("/generate", body | {"custom_logit_processor": processor})
+    assert answer.status_code == 200
+    assert answer.json()["output_ids"] != [token]
+    assert moved["frontend.fallbacks.logit_processor"] == 1
 
 
 @pytest.mark.patch("P26")

@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from sglang_prefill_ext.errors import RequestError
-from sglang_prefill_ext.frontend.token.token_call import check_numbers, check_readout
+from sglang_prefill_ext.frontend.token.token_call import (
+    check_numbers,
+    check_processor,
+    check_readout,
+)
 
 VOCAB = 50
 
@@ -79,3 +84,23 @@ def test_positions_are_read_in_whole_prompts_only() -> None:
         check_readout([1], 3, in_one_piece=False)
     with pytest.raises(RequestError, match="is no position"):
         check_readout([2**63], None, in_one_piece=False)
+
+
+@pytest.mark.parametrize("given", [None, '{"callable": "8004 95"}', '{"callable": "", "more": []}'])
+def test_processors_that_can_be_read_pass(given: str | None) -> None:
+    check_processor(given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *([], ["word"], {}, 5, "", "word", "5", "[]", "{}", "\ud800"),
+        *('{"callable": 5}', '{"callable": "word"}', '{"callable": "00", "more": NaN}'),
+        '{"callable": "00", "more": ' + "[" * 100_000,
+    ],
+    ids=lambda given: repr(given)[:20],
+)
+def test_what_is_no_processor_is_named(given: object) -> None:
+    said = f"custom_logit_processor: {given!r:.80} is no processor; send the text of its to_str()"
+    with pytest.raises(RequestError, match=re.escape(said)):
+        check_processor(given)
