@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -43,6 +44,8 @@ class Device:
     def __post_init__(self) -> None:
         for name in ("tflops", "gb_s", "memory_gb", "link_gb_s"):
             _require_positive(name, getattr(self, name))
+        _require_finite("link_us", self.link_us)
+        _require_finite("launch_ms", self.launch_ms or 0.0)
 
     @property
     def operations_per_s(self) -> float:
@@ -96,6 +99,12 @@ def flag_of(name: str) -> str:
 def _require_positive(name: str, value: float) -> None:
     if not value > 0:
         raise ConfigError(f"{flag_of(name)} {value:g}: give a number above 0.")
+    _require_finite(name, value)
+
+
+def _require_finite(name: str, value: float) -> None:
+    if math.isinf(value):
+        raise ConfigError(f"{flag_of(name)} {value:g}: give a finite number.")
 
 
 DEVICES: Mapping[str, Device] = {

@@ -95,6 +95,10 @@ def test_a_single_device_needs_no_link(plan: Plan) -> None:
         ("--tflops 0", "--tflops 0: give a number above 0"),
         (f"--device cpu {MEASURED} --tokens-per-s -1", "--tokens-per-s -1: give a number above 0"),
         ("--clients 0", "--clients 0: give 1 or more"),
+        ("--launch-ms inf", "--launch-ms inf: give a finite number"),
+        ("--link-us inf", "--link-us inf: give a finite number"),
+        ("--tflops inf", "--tflops inf: give a finite number"),
+        (f"--device cpu {MEASURED} --tokens-per-s inf", "--tokens-per-s inf: give a finite number"),
     ],
 )
 def test_wrong_flags_are_named_with_a_remedy(plan: Plan, flags: str, message: str) -> None:
