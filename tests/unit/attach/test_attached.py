@@ -214,15 +214,22 @@ async def test_a_front_end_that_dies_leaves_nothing_in_the_engine(
     assert engine.exchange.in_flight == 0
 
 
+def watched(path: Path) -> tuple[EngineConnection, list[bool]]:
+    """A connection, and whether it takes new calls, after every change."""
+    changes: list[bool] = []
+
+    def note(session: Session | None) -> None:
+        changes.append(session is not None)
+
+    return EngineConnection(path, FrontendMetrics(), StubCollector(), note), changes
+
+
 async def test_an_engine_that_goes_ends_its_calls_and_one_that_comes_takes_new_ones(
     path: Path,
 ) -> None:
     engine = StubEngine()
     engine.fall_silent()
-    changes: list[bool] = []
-    connection = EngineConnection(
-        path, FrontendMetrics(), StubCollector(), lambda s: changes.append(s is not None)
-    )
+    connection, changes = watched(path)
     async with connection.running():
         with pytest.raises(EngineUnavailableError, match="--prefill-only-attach"):
             _ = connection.session
@@ -252,10 +259,7 @@ async def test_an_engine_that_leaves_gets_no_more_calls_and_answers_those_it_has
     monkeypatch.setattr(messages, "BEAT_S", 0.02)
     engine = StubEngine()
     engine.fall_silent()
-    changes: list[bool] = []
-    connection = EngineConnection(
-        path, FrontendMetrics(), StubCollector(), lambda s: changes.append(s is not None)
-    )
+    connection, changes = watched(path)
     async with connection.running():
         async with Broker(engine, path).running():
             assert await connection.wait_attached(60)
