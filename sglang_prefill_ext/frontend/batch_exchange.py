@@ -16,6 +16,7 @@ from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.packed_path import PackedPath
 from sglang_prefill_ext.frontend.prompt_batch import PackedGroup
 from sglang_prefill_ext.frontend.worker import Worker
+from sglang_prefill_ext.scheduling.budget import QueueLoad, limits_of, load_of, refusal
 from sglang_prefill_ext.wire.arrays import Float32Array, int_array
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 
@@ -111,7 +112,7 @@ class BatchExchange(Generic[Item]):
         size = sum(map(self._size_of, items))
         groups = await self._worker.run_if_large(size, self._pack, kind, items)
         answers: dict[int, ReadOut | Exception] = {}
-        for turn in self._turns(groups, items):
+        for turn in self._turns(groups):
             asked = [self._ask_one(group, items, kind, options) for group in turn]
             # A lone call has one group, which needs no task of its own.
             found = await _all_ended(asked) if len(asked) > 1 else [await asked[0]]
@@ -119,20 +120,18 @@ class BatchExchange(Generic[Item]):
                 answers.update(zip(group.members, outcomes, strict=True))
         return [answers[number] for number in range(len(items))]
 
-    def _turns(
-        self, groups: Sequence[PackedGroup], items: list[Item]
-    ) -> Iterator[list[PackedGroup]]:
+    def _turns(self, groups: Sequence[PackedGroup]) -> Iterator[list[PackedGroup]]:
         """Divide groups so that an empty queue takes each part, or its only group, as a whole."""
-        config = self._path.config
+        limits = limits_of(self._path.config)
         turn: list[PackedGroup] = []
-        size = rows = 0
+        sent = QueueLoad()
         for group in groups:
-            own = sum(self._size_of(items[each]) for each in group.members)
-            size, rows = size + own, rows + len(group.members)
-            if turn and (size > config.max_queued_tokens or rows > config.max_queued_rows):
+            own = load_of(group.rows)
+            if refusal(limits, sent, own):
                 yield turn
-                turn, size, rows = [], own, len(group.members)
+                turn, sent = [], QueueLoad()
             turn.append(group)
+            sent += own
         yield turn
 
     async def _ask_one(

@@ -8,6 +8,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.wire.packed import PackedRows
 
@@ -95,11 +96,25 @@ class QueueLoad:
         )
 
 
-def load_of(rows: PackedRows) -> QueueLoad:
-    """Return the load of a request that just came; looks at lengths only."""
-    numbers = len(rows.tokens) + 2 * rows.num_reads + rows.num_values
+def load_of(rows: PackedRows, num_values: int | None = None) -> QueueLoad:
+    """Return the load of a request that just came; looks at lengths only.
+
+    Args:
+        num_values: of the answer, if `rows.num_values` does not know them yet.
+    """
+    values = rows.num_values if num_values is None else num_values
+    numbers = len(rows.tokens) + 2 * rows.num_reads + values
     num_bytes = numbers * rows.tokens.itemsize + rows.overrides.nbytes
     return QueueLoad(len(rows.tokens), rows.num_rows, num_bytes)
+
+
+def limits_of(config: PrefillOnlyConfig) -> QueueLoad:
+    """Return the most that may wait."""
+    return QueueLoad(
+        tokens=config.max_queued_tokens,
+        rows=config.max_queued_rows,
+        bytes=config.max_queued_mib << 20,
+    )
 
 
 def refusal(limits: QueueLoad, waiting: QueueLoad, request: QueueLoad) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from sglang_prefill_ext.config import Order, PrefillOnlyConfig
 from sglang_prefill_ext.layout.tokens import GroupSpan
-from sglang_prefill_ext.scheduling.budget import UNLIMITED, ForwardBudget, QueueLoad
+from sglang_prefill_ext.scheduling.budget import UNLIMITED, ForwardBudget, QueueLoad, limits_of
 from sglang_prefill_ext.scheduling.graph_room import NO_GRAPHS, ForwardSize, GraphCost
 from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.queue import JobQueue, order_key
@@ -76,11 +76,7 @@ def policy_of(
         order=config.order,
         ageing=config.ageing,
         launch_tokens=config.launch_tokens or launch_tokens,
-        limits=QueueLoad(
-            tokens=config.max_queued_tokens,
-            rows=config.max_queued_rows,
-            bytes=config.max_queued_mib << 20,
-        ),
+        limits=limits_of(config),
         graphs=graphs,
     )
 

@@ -33,7 +33,7 @@ class Status(StrEnum):
     NO_ROOM = "no_room"  # no KV slots to keep its prefix between forwards; the stock path can wait
     UNFIT = "unfit"  # one of its rows is too long for any forward
     UNREACHABLE = "unreachable"  # the engine has gone, or is shutting down
-    REFUSED = "refused"  # by the engine: it has no adapter of the name in the request
+    REFUSED = "refused"  # by the engine: it has no such adapter, or an embedding does not fit
 
 
 STOCK_ENDS = {

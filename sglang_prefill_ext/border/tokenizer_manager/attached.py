@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 from functools import cached_property, partial
 from importlib.metadata import version
 from typing import Any
@@ -37,7 +36,7 @@ from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.frontend.answers import served_rows
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.overrides import checked_overrides
-from sglang_prefill_ext.scheduling.budget import load_of
+from sglang_prefill_ext.scheduling.budget import limits_of, load_of
 from sglang_prefill_ext.texts.libraries import PROBES
 from sglang_prefill_ext.wire.checks import wrong
 from sglang_prefill_ext.wire.flat import unpacked
@@ -118,13 +117,14 @@ class AttachableEngine:
         Raises:
             PackingError, RequestError: see `checked_overrides`.
         """
-        width, most_mib = self._path.embeddings.width, self._path.config.max_queued_mib
+        width = self._path.embeddings.width
         # No vector is wider than its hidden state, which may come with it.
-        load = load_of(replace(rows, read=rows.read.of_width(width, width)))
-        if load.bytes > most_mib << 20:
+        num_values = rows.read.of_width(width, width).num_values(rows.num_reads)
+        needed, most = load_of(rows, num_values).bytes, limits_of(self._path.config).bytes
+        if needed > most:
             raise PackingError(
-                f"packed rows and their answer of {load.bytes >> 20} MiB exceed the limit of "
-                f"{most_mib} MiB ({flag_name('max_queued_mib')})"
+                f"packed rows and their answer of {needed >> 20} MiB exceed the limit of "
+                f"{most >> 20} MiB ({flag_name('max_queued_mib')})"
             )
         if rows.read.sampling is not None:
             raise PackingError("packed rows of another process ask for a token that is drawn")
