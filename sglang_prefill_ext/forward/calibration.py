@@ -117,7 +117,7 @@ def calibrate(
                 pace = measured_pace(executor, largest, max_tokens)
                 eager_tokens = round(eager.short_s / pace.s_per_token)
                 carries = carries_states(executor.model.recurrence)
-                graphs = GraphCost(largest, eager_tokens, executor.caches_latents, carries)
+                graphs = GraphCost(largest, eager_tokens, carries, executor.most_held_in_graphs)
     except RuntimeError as error:
         raise ConfigError(
             f"prefill-only: a forward of {max_tokens} tokens failed ({error}). If memory is "

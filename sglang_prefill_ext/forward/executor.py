@@ -42,7 +42,6 @@ class PackedExecutor:
 
     Attributes:
         asynchronous, causal: see `Model`.
-        caches_latents: prefixes are cached as latents, which graphs neither read nor write.
         graph_use: which graphs there are, and how forwards ran since they were asked for.
         chunk_reads: reads in one chunk of logits over the vocabulary; 0 if the model makes vectors.
         counts_next: called with the tokens of each forward before it; says whether the routing of
@@ -60,8 +59,7 @@ class PackedExecutor:
         self.model, self.attention = model, attention
         self.asynchronous, self.causal = model.asynchronous, model.causal
         # A graph would make keys and values of as many latents as its page table may name.
-        self.caches_latents = caches_prefixes and model.pool.keeps_latents
-        self._caches_keys = caches_prefixes and not self.caches_latents
+        self._caches_keys = caches_prefixes and not model.pool.keeps_latents
         self._graphs: PackedGraphs | None = None
         self.graph_use = GraphUse()
         self.counts_next: Callable[[int], bool] | None = None
@@ -84,6 +82,11 @@ class PackedExecutor:
         if chunks:  # a graph computes none: its prompts lie in their first one
             max_tokens, pool = min(max_tokens, *chunks), None
         self._graphs = PackedGraphs(model, self.attention, pool, self.graph_use, max_tokens)
+
+    @property
+    def most_held_in_graphs(self) -> int:
+        """Most tokens of held prefixes in a forward that is replayed."""
+        return self._graphs.most_held if self._graphs else 0
 
     @contextmanager
     def eagerly(self) -> Iterator[None]:

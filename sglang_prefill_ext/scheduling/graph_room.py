@@ -17,21 +17,35 @@ class ForwardSize(NamedTuple):
         prefixes: groups with a prefix.
         rows: sequences that recurrent layers compute beside prefixes; the rows, and one for a group
             without rows.
+        held: prefix tokens that are read, but not computed.
     """
 
-    tokens: int
-    groups: int
-    prefixes: int
-    rows: int
+    tokens: int = 0
+    groups: int = 0
+    prefixes: int = 0
+    rows: int = 0
+    held: int = 0
 
     @staticmethod
     def of(groups: Sequence[GroupSpan]) -> ForwardSize:
+        size = ForwardSize()
+        for group in groups:
+            size = size.with_group(group, group.num_tokens)
+        return size
+
+    def with_group(self, group: GroupSpan, tokens: int) -> ForwardSize:
+        """Return the size with one more group, of which `tokens` are computed."""
         return ForwardSize(
-            sum(group.num_tokens for group in groups),
-            len(groups),
-            sum(group.prefix_len > 0 for group in groups),
-            sum(max(group.num_rows, 1) for group in groups),
+            self.tokens + tokens,
+            self.groups + 1,
+            self.prefixes + (group.prefix_len > 0),
+            self.rows + max(group.num_rows, 1),
+            self.held + group.held,
         )
+
+    def with_rows(self, group: GroupSpan, tokens: int) -> ForwardSize:
+        """Return the size with the rows of a group whose prefix another group has, too."""
+        return self._replace(tokens=self.tokens + tokens, rows=self.rows + max(group.num_rows, 1))
 
 
 def groups_of(tokens: int) -> int:
@@ -75,18 +89,19 @@ class GraphCost:
     Attributes:
         tokens: of the largest graph; 0: there is none, and no forward has a least cost.
         eager_tokens: the cost of the shortest eager forward.
-        latents: the prefix cache keeps latents, which graphs neither read nor write.
         carries: see `graph_holds`.
+        most_held: held tokens that graphs can read in the KV pool; 0: they do not use the pool.
     """
 
     tokens: int = 0
     eager_tokens: int = 0
-    latents: bool = False
     carries: bool = False
+    most_held: int = 0
 
     def hold(self, forward: ForwardSize) -> bool:
-        """Whether the largest graph has room for a forward."""
-        return graph_holds(self.tokens, forward, carries=self.carries)
+        """Whether the largest graph has room for a forward, and can read what it holds."""
+        has_room = graph_holds(self.tokens, forward, carries=self.carries)
+        return has_room and forward.held <= self.most_held
 
     def forward(self, tokens: int, launch_tokens: int, *, eager: bool) -> int:
         cost = launch_tokens + tokens
@@ -104,9 +119,9 @@ class GraphCost:
         """Whether a replay without the prefix cache costs less than any forward that uses it.
 
         Args:
-            forward: with the tokens that the cache has.
+            forward: with the tokens that the cache has, among those that are computed.
         """
-        replayed = self.latents and self.hold(forward)
+        replayed = not self.most_held and self.hold(forward)
         return replayed and launch_tokens + forward.tokens < self.eager_tokens
 
 

@@ -110,8 +110,8 @@ def choose_jobs(
     """
     budget, launch_tokens, graphs = policy.budget, policy.launch_tokens, policy.graphs
     chosen: list[Job] = []
-    tokens = reads = groups = rows = with_prefix = num_taken = 0
-    prefixes = set()
+    reads = num_taken = 0
+    size, prefixes = ForwardSize(), set()
     # Whether graphs can replay all chosen jobs together, and whether the first alone runs eagerly.
     replayed, eager = True, False
     passed_divided = False
@@ -126,10 +126,8 @@ def choose_jobs(
             break
         is_shared = piece.prefix_key in prefixes
         added = len(piece.suffix_ids) if is_shared else piece.num_tokens
-        tokens, reads = tokens + added, reads + len(piece.reads)
-        groups += not is_shared
-        with_prefix += not is_shared and piece.span.prefix_len > 0
-        rows += max(piece.span.num_rows, 1)
+        size = (size.with_rows if is_shared else size.with_group)(piece.span, added)
+        tokens, reads = size.tokens, reads + len(piece.reads)
         longer = graphs.forward(tokens, launch_tokens, eager=eager)
         longer -= graphs.forward(tokens - added, launch_tokens, eager=eager)
         later = len(queue) + in_flight - before  # this one included
@@ -141,7 +139,6 @@ def choose_jobs(
         ):
             break
         chosen.append(job)
-        size = ForwardSize(tokens, groups, with_prefix, rows)
         replayed = replayed and piece.is_replayable and graphs.hold(size)
         eager = eager or (len(chosen) == 1 and not replayed)
         if replayed or eager or graphs.leaving_pays(tokens, launch_tokens):

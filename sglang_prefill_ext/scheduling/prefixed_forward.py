@@ -81,7 +81,7 @@ class PrefixedForward:
         """
         prefixed = cls(jobs, cache)
         size = ForwardSize.of(prefixed.plan.layout.groups)
-        size = size._replace(tokens=size.tokens + prefixed.num_cached)
+        size = size._replace(tokens=size.tokens + prefixed.num_cached, held=0)
         pays = graphs.recomputing_pays(size, launch_tokens)
         if not (pays and prefixed._transactions) or prefixed._needs_cache(jobs):
             return prefixed

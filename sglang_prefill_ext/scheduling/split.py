@@ -59,12 +59,11 @@ class Piece:
 
     @property
     def is_replayable(self) -> bool:
-        """Whether graphs can replay a forward of such pieces, apart from its size.
+        """Whether graphs can replay a forward of such pieces, apart from its `ForwardSize`.
 
         `eager_reason` in `forward/graphs/plan.py` judges a planned forward.
         """
-        plain = not self.span.held and not self.adapter and not len(self.overrides)
-        return plain and self.span.reads_row_ends
+        return not self.adapter and not len(self.overrides) and self.span.reads_row_ends
 
     def behind(self, cached: int) -> Piece:
         """The same piece without the first `cached` tokens of its prefix, which are held."""

@@ -73,6 +73,11 @@ class PackedGraphs:
         if not use.obstacle:
             logger.info("Prefill-only serving: captured %s", use)
 
+    @property
+    def most_held(self) -> int:
+        """Tokens of held prefixes that graphs can read; 0: they neither read nor write the pool."""
+        return HELD_TOKENS if self._slots is not None else 0
+
     def run(self, plan: ForwardPlan, *, counted: bool = False) -> Tensor | None:
         """Replay a forward on the current stream, if a graph holds it.
 
@@ -139,7 +144,7 @@ class PackedGraphs:
         """Return `REPLAYED` and the smallest graph that holds a forward, or why it runs eagerly."""
         if self._use.obstacle:
             return NO_GRAPHS, None
-        reason = eager_reason(plan, most_held=HELD_TOKENS if self._slots is not None else 0)
+        reason = eager_reason(plan, most_held=self.most_held)
         if reason:
             return reason, None
         size, carries = ForwardSize.of(plan.layout.groups), carries_states(self._model.recurrence)

@@ -314,9 +314,9 @@ def test_a_replay_and_an_eager_launch_have_prices_of_their_own(
     assert (measured.launch_tokens, measured.graphs) == (200, GraphCost(2048, 1200))
     assert measured.tokens_per_s == pytest.approx(1e5)
     executor = NotedGraphs((2048,))
-    executor.caches_latents = True
+    monkeypatch.setattr(NotedGraphs, "most_held_in_graphs", 4096)
     measured = calibrate(executor, 4096, alone, graph_tokens=2048)
-    assert measured.graphs == GraphCost(2048, 1200, latents=True)
+    assert measured.graphs == GraphCost(2048, 1200, most_held=4096)
     executor = NotedGraphs((2048,))
     executor.model.recurrence = Recurrence(4)
     monkeypatch.setattr(executor, "_recurrence", lambda _plan: None)  # the model has no such layer

@@ -235,6 +235,29 @@ def test_a_job_that_would_run_eagerly_by_itself_saves_what_its_launches_take() -
     assert _number_chosen(jobs, NO_GRAPHS) == 1
 
 
+def _begun() -> Job:
+    """A job of 160 tokens whose last piece, of 80, reads 60 held ones."""
+    job = job_of(request(range(60), *[[1, 2]] * 50), budget=100)
+    job.next_piece = len(job.pieces) - 1
+    assert (job.piece.span.held, job.piece.num_tokens) == (60, 80)
+    return job
+
+
+def test_a_piece_behind_a_held_prefix_is_replayed_if_graphs_can_read_that() -> None:
+    jobs = [_begun(), job_of(request([], range(1500)), budget=10**6)]
+    assert _number_chosen(jobs, replace(GRAPHS, most_held=60)) == 1  # 1580 tokens
+    assert _number_chosen(jobs, replace(GRAPHS, most_held=59)) == 2  # eager at once
+
+
+def test_such_a_piece_costs_its_tokens_or_the_launches_of_an_eager_forward() -> None:
+    def equivalents(most_held: int) -> int:
+        graphs = replace(GRAPHS, most_held=most_held)
+        return _policy(ForwardBudget(100), 480, graphs).equivalents(_begun().piece)
+
+    assert equivalents(60) == 80
+    assert equivalents(59) == GRAPHS.eager_tokens - 480
+
+
 def _reading_more() -> Job:
     """A job of 160 tokens, of which two are read."""
     job = job_of(request([], [1] * 160), budget=10**6)

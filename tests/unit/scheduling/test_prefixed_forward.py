@@ -124,7 +124,7 @@ def test_rows_without_a_prefix_leave_the_cache_alone() -> None:
     assert cache.begun == []
 
 
-GRAPHS = GraphCost(tokens=64, eager_tokens=500, latents=True)
+GRAPHS = GraphCost(tokens=64, eager_tokens=500)
 LAUNCH_TOKENS = 100
 
 
@@ -166,7 +166,7 @@ def test_a_wanted_prefix_is_stored_first_and_then_not_read() -> None:
 @pytest.mark.parametrize(
     ("graphs", "launch_tokens", "job"),
     [
-        (replace(GRAPHS, latents=False), LAUNCH_TOKENS, job_of(request(LONG))),
+        (replace(GRAPHS, most_held=64), LAUNCH_TOKENS, job_of(request(LONG))),
         (GRAPHS, 495, job_of(request(LONG))),  # an eager forward costs no more
         (replace(GRAPHS, tokens=4), LAUNCH_TOKENS, job_of(request(LONG))),
         (GRAPHS, LAUNCH_TOKENS, job_of(replace(request(LONG), adapter="a"))),
