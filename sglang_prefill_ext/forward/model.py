@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sglang_prefill_ext.attention.inputs import HeadShape, LayerInputs
 from sglang_prefill_ext.forward.kv_pool import KVPool
-from sglang_prefill_ext.forward.product_head import ProductHead
+from sglang_prefill_ext.forward.logits import ProductHead
 from sglang_prefill_ext.layout.recurrence_plan import Recurrence
 from sglang_prefill_ext.recurrent.layers import RecurrentInputs
 from sglang_prefill_ext.wire.reads import Best

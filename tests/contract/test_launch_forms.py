@@ -23,8 +23,8 @@ from sglang_prefill_ext.attention.inputs import HeadShape, LayerInputs
 from sglang_prefill_ext.attention.prefix_libraries import LIBRARIES, RaggedAttend
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.forward.executor import PackedExecutor
+from sglang_prefill_ext.forward.logits import ProductHead
 from sglang_prefill_ext.forward.model import Attend
-from sglang_prefill_ext.forward.product_head import ProductHead
 from sglang_prefill_ext.layout.ragged_plan import RaggedPlan
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.startup.compile_ahead import compile_ahead

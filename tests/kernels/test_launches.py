@@ -23,7 +23,7 @@ from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.forward.executor import PackedExecutor
 from sglang_prefill_ext.forward.graphs import replay
 from sglang_prefill_ext.forward.graphs.capture import Capture, capture_for
-from sglang_prefill_ext.forward.product_head import ProductHead
+from sglang_prefill_ext.forward.logits import ProductHead
 from sglang_prefill_ext.forward.readers import labels
 from sglang_prefill_ext.scheduling.planner import plan_forward
 from sglang_prefill_ext.wire.reads import LabelKind

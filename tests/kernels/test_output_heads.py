@@ -10,7 +10,7 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
-from sglang_prefill_ext.forward.product_head import ProductHead
+from sglang_prefill_ext.forward.logits import ProductHead
 from sglang_prefill_ext.forward.readers.labels import LabelReader
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.planner import ForwardPlan, plan_forward

@@ -11,7 +11,7 @@ from sglang.srt.layers.logits_processor import LogitsMetadata, should_apply_lm_h
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from torch import Tensor
 
-from sglang_prefill_ext.forward.product_head import ProductHead, product
+from sglang_prefill_ext.forward.logits import ProductHead, product
 
 
 class OutputHead:

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sglang_prefill_ext.forward.logits import LogitChunk, Pick
 from sglang_prefill_ext.forward.model import Model
-from sglang_prefill_ext.forward.readers.logit_chunks import LogitChunk, Pick
 from sglang_prefill_ext.forward.upload import upload
 from sglang_prefill_ext.wire.reads import Best
 from sglang_prefill_ext.wire.sampling import Sampling

@@ -12,14 +12,15 @@ from numpy.typing import NDArray
 from prefill_kernels.label_readout import label_readout
 from torch import Tensor
 
-from sglang_prefill_ext.forward.model import Model
-from sglang_prefill_ext.forward.product_head import ProductHead, product
-from sglang_prefill_ext.forward.readers.best_tokens import best_tokens, drawn_tokens
-from sglang_prefill_ext.forward.readers.logit_chunks import (
+from sglang_prefill_ext.forward.logits import (
+    ProductHead,
     log_probs_at_labels,
     logits_at_labels,
+    product,
     values_by_chunk,
 )
+from sglang_prefill_ext.forward.model import Model
+from sglang_prefill_ext.forward.readers.best_tokens import best_tokens, drawn_tokens
 from sglang_prefill_ext.forward.upload import upload
 from sglang_prefill_ext.layout.tokens import ForwardLayout
 from sglang_prefill_ext.scheduling.planner import ForwardPlan

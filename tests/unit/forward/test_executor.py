@@ -17,8 +17,8 @@ from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.forward import executor as executor_module
 from sglang_prefill_ext.forward.executor import PackedExecutor
 from sglang_prefill_ext.forward.graphs.plan import GraphUse
+from sglang_prefill_ext.forward.logits import ProductHead
 from sglang_prefill_ext.forward.model import Attend
-from sglang_prefill_ext.forward.product_head import ProductHead
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.planner import ForwardPlan, plan_forward
 from sglang_prefill_ext.scheduling.prefixed_forward import PrefixedForward

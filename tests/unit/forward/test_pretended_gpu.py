@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.forward.executor import PackedExecutor
-from sglang_prefill_ext.forward.product_head import ProductHead
+from sglang_prefill_ext.forward.logits import ProductHead
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.planner import plan_forward
 from sglang_prefill_ext.scheduling.split import split_request

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from sglang_prefill_ext.attention.inputs import HeadShape, LayerInputs
+from sglang_prefill_ext.forward.logits import ProductHead
 from sglang_prefill_ext.forward.model import Attend, Overrides, Recur
-from sglang_prefill_ext.forward.product_head import ProductHead
 from sglang_prefill_ext.wire.reads import Best
 from sglang_prefill_ext.wire.sampling import Sampling
 from tests.unit.scheduling.caches import MemoryPool

@@ -10,15 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sglang_prefill_ext.forward.product_head import ProductHead, product
-from sglang_prefill_ext.forward.readers.best_tokens import best_tokens
-from sglang_prefill_ext.forward.readers.labels import LabelReader
-from sglang_prefill_ext.forward.readers.logit_chunks import (
+from sglang_prefill_ext.forward.logits import (
     Pick,
+    ProductHead,
     log_probs_at_labels,
     logits_at_labels,
+    product,
     values_by_chunk,
 )
+from sglang_prefill_ext.forward.readers.best_tokens import best_tokens
+from sglang_prefill_ext.forward.readers.labels import LabelReader
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.planner import plan_forward
 from sglang_prefill_ext.scheduling.split import split_request
