@@ -118,7 +118,7 @@ class PrefillOnlyConfig:
         "every request on its own.",
     )
     gather_ms: int = new_knob(
-        10,
+        1,
         "Most time (ms) that a small request waits for others while earlier ones are being "
         "served. If none is, it does not wait.",
         least=0,
