@@ -13,6 +13,7 @@ from urllib.request import getproxies
 import httpx
 
 from sglang_prefill_ext.client.answers import error_of
+from sglang_prefill_ext.client.kinds import checked
 from sglang_prefill_ext.client.options import Deadline, Options
 from sglang_prefill_ext.client.requests import AnswerT, Request
 from sglang_prefill_ext.errors import (
@@ -24,8 +25,9 @@ from sglang_prefill_ext.errors import (
 )
 
 DEFAULT_URL = "http://127.0.0.1:30000"
-GRPC_SCHEMES = ("grpc://", "grpcs://")
+GRPC_SCHEMES = ("grpc", "grpcs")
 
+_LAST_PORT = 65535
 _CONNECT_S = 10.0
 # SGLang drops connections that were idle for 5 s; a request sent at that moment is lost.
 _KEEP_IDLE_S = 3.0
@@ -61,7 +63,8 @@ def settings(
         kind: class of the transport that is made otherwise.
 
     Raises:
-        ConfigError: `base_url` is not the address of a server, or `api_key` cannot be sent.
+        ConfigError: `base_url` is not the address of a server, `api_key` cannot be sent, or
+            `transport` is of the other kind of clients, or none.
     """
     url = address_of(base_url)
     if url.scheme not in ("http", "https"):
@@ -69,7 +72,9 @@ def settings(
     headers = {"content-type": "application/json", **authorization(api_key)}
     # The caller limits its requests; waiting for a free connection would use up the timeout.
     limits = httpx.Limits(max_connections=None, keepalive_expiry=_KEEP_IDLE_S)
-    if transport is None and not getproxies():  # httpx uses proxies only without a given transport
+    if transport is not None:
+        checked("transport", transport, kind.__mro__[1], ConfigError)  # what it extends
+    elif not getproxies():  # httpx uses proxies only without a given transport
         transport = kind(limits=limits, socket_options=_KEEPALIVE)
     return {"base_url": url, "headers": headers, "limits": limits, "transport": transport}
 
@@ -78,13 +83,15 @@ def address_of(base_url: str) -> httpx.URL:
     """Return the parts of an address.
 
     Raises:
-        ConfigError: it names no host.
+        ConfigError: it names no host, or one that no computer can have, or a port that none has; or
+            it has more than a path behind them.
     """
     try:
-        url = httpx.URL(base_url)
-    except httpx.InvalidURL as error:
+        url = httpx.URL(checked("base_url", base_url, str, ConfigError))
+        url.host.encode("idna")  # as sockets do
+    except (ValueError, httpx.InvalidURL) as error:
         raise _no_address(base_url) from error
-    if not url.host:
+    if not url.host or (url.port or 0) > _LAST_PORT or url.query or url.fragment:
         raise _no_address(base_url)
     return url
 
@@ -102,14 +109,16 @@ def authorization(api_key: str | None) -> dict[str, str]:
     Raises:
         ConfigError: no header can hold it.
     """
-    if not api_key:
+    if api_key is None:
         return {}
+    if not isinstance(api_key, str):
+        raise ConfigError(f"api_key: it is of {type(api_key).__name__}. Give a text.")
     if not (api_key.isascii() and api_key.isprintable()):
         raise ConfigError(
             "api_key: it contains characters that a header cannot hold, "
             "perhaps a line end at its end. Remove them."
         )
-    return {"authorization": f"Bearer {api_key}"}
+    return {"authorization": f"Bearer {api_key}"} if api_key else {}
 
 
 def without_secrets(url: str) -> str:
@@ -118,8 +127,8 @@ def without_secrets(url: str) -> str:
 
 
 def positive(field: str, value: int) -> int:
-    """Return `value`, or raise ConfigError if it is below 1."""
-    if value < 1:
+    """Return `value`, or raise ConfigError if it is below 1 or no whole number."""
+    if checked(field, value, int, ConfigError) < 1:
         raise ConfigError(f"{field}: {value} is below 1. Use 1 or more, or leave it out.")
     return value
 

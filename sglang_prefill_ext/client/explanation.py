@@ -29,7 +29,7 @@ def explain(base_url: str, body: bytes, *, api_key: str | None = None) -> dict[s
         ConfigError: `base_url` is no HTTP address, or of a server without the extension.
         PrefillExtError: no answer, or an error of the server; see `PrefillClient`.
     """
-    if base_url.startswith(exchange.GRPC_SCHEMES):
+    if exchange.address_of(base_url).scheme in exchange.GRPC_SCHEMES:
         raise ConfigError(
             f"{exchange.without_secrets(base_url)}: gRPC front ends cannot explain requests. "
             "Give the server's http address."
