@@ -7,7 +7,7 @@ import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 from urllib.request import getproxies
 
 import httpx
@@ -50,6 +50,31 @@ _NO_CONNECTION = (
 _NO_ANSWER = (httpx.DecodingError, httpx.TooManyRedirects)
 
 
+ClientT = TypeVar("ClientT", httpx.Client, httpx.AsyncClient)
+
+
+def http_client(
+    kind: type[ClientT],
+    transport_kind: type[httpx.HTTPTransport | httpx.AsyncHTTPTransport],
+    base_url: str,
+    api_key: str | None,
+    transport: Any = None,
+) -> ClientT:
+    """Make a client; see `settings`.
+
+    Raises:
+        ConfigError: an argument is wrong; or the environment names a proxy or certificates that
+            cannot be used.
+    """
+    try:
+        return kind(**settings(base_url, api_key, transport, transport_kind))
+    except (ImportError, OSError, ValueError, httpx.InvalidURL) as error:
+        raise ConfigError(
+            f"No HTTP client can be made ({error}). Correct SSL_CERT_FILE, SSL_CERT_DIR and the "
+            "proxies in the environment."
+        ) from error
+
+
 def settings(
     base_url: str,
     api_key: str | None,
@@ -74,9 +99,15 @@ def settings(
     limits = httpx.Limits(max_connections=None, keepalive_expiry=_KEEP_IDLE_S)
     if transport is not None:
         checked("transport", transport, kind.__mro__[1], ConfigError)  # what it extends
-    elif not getproxies():  # httpx uses proxies only without a given transport
+    elif not _proxies():  # httpx uses proxies only without a given transport
         transport = kind(limits=limits, socket_options=_KEEPALIVE)
     return {"base_url": url, "headers": headers, "limits": limits, "transport": transport}
+
+
+def _proxies() -> str:
+    """The proxies that the environment names, without secrets; empty if it names none."""
+    named = {without_secrets(url) for scheme, url in getproxies().items() if scheme != "no"}
+    return ", ".join(sorted(named))
 
 
 def address_of(base_url: str) -> httpx.URL:
@@ -178,6 +209,8 @@ def transport_errors(request: Request[Any], base_url: str) -> Iterator[None]:
         yield
     except _NO_CONNECTION as error:
         remedy = "Start a server there, or correct the address."
+        if proxies := _proxies():
+            remedy += f" To ask it without the proxy {proxies}, add its host to NO_PROXY."
         if "CERTIFICATE_VERIFY_FAILED" in str(error):
             remedy = "Name the PEM file of its authority in SSL_CERT_FILE."
         raise ServerUnavailableError(

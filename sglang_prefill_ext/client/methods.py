@@ -70,8 +70,8 @@ class Methods(ABC, Generic[ScoresT, VectorsT, TransportT]):
         if exchange.address_of(base_url).scheme in exchange.GRPC_SCHEMES:
             self._carrier = GrpcCarrier(grpc_kind, base_url, api_key, credentials)
         else:
-            settings = exchange.settings(base_url, api_key, transport, transport_kind)
-            self._carrier = HttpCarrier(http(**settings), base_url)
+            made = exchange.http_client(http, transport_kind, base_url, api_key, transport)
+            self._carrier = HttpCarrier(made, base_url)
 
     def score(
         self,
