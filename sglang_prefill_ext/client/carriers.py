@@ -21,7 +21,7 @@ from sglang_prefill_ext.client.kinds import checked
 from sglang_prefill_ext.client.options import Deadline, Options
 from sglang_prefill_ext.client.requests import AnswerT, Request
 from sglang_prefill_ext.errors import ConfigError, UnexpectedAnswerError
-from sglang_prefill_ext.frontend.options import ARRAYS_HEADER
+from sglang_prefill_ext.frontend.options import ARRAYS_HEADER, authorization
 from sglang_prefill_ext.grpc_frontend.prefill_pb2_grpc import PrefillStub
 from sglang_prefill_ext.grpc_frontend.settings import is_loopback
 
@@ -96,7 +96,7 @@ class GrpcCarrier:
                 f"base_url: {base_url} has more than a host and a port, which gRPC cannot reach. "
                 "Leave the rest out."
             )
-        self._metadata = tuple(exchange.authorization(api_key).items())
+        self._metadata = tuple(authorization(api_key).items())
         tls = url.scheme == _TLS
         if self._metadata and not tls and not is_loopback(url.host):
             warnings.warn(

@@ -23,6 +23,7 @@ from sglang_prefill_ext.errors import (
     ServerUnavailableError,
     UnexpectedAnswerError,
 )
+from sglang_prefill_ext.frontend.options import authorization
 
 DEFAULT_URL = "http://127.0.0.1:30000"
 GRPC_SCHEMES = ("grpc", "grpcs")
@@ -132,24 +133,6 @@ def _no_address(base_url: str) -> ConfigError:
         f"base_url: {without_secrets(base_url)!r} is no address. Write e.g. {DEFAULT_URL}, or "
         "grpc://127.0.0.1:50051 for gRPC front ends."
     )
-
-
-def authorization(api_key: str | None) -> dict[str, str]:
-    """Return the header that shows a key, if there is one.
-
-    Raises:
-        ConfigError: no header can hold it.
-    """
-    if api_key is None:
-        return {}
-    if not isinstance(api_key, str):
-        raise ConfigError(f"api_key: it is of {type(api_key).__name__}. Give a text.")
-    if not (api_key.isascii() and api_key.isprintable()):
-        raise ConfigError(
-            "api_key: it contains characters that a header cannot hold, "
-            "perhaps a line end at its end. Remove them."
-        )
-    return {"authorization": f"Bearer {api_key}"} if api_key else {}
 
 
 def without_secrets(url: str) -> str:
