@@ -91,7 +91,8 @@ class Deadline:
     """When a call must be answered at the latest: `timeout_s` seconds from now; None for never."""
 
     def __init__(self, timeout_s: float | None) -> None:
-        self._at = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        # numpy's float32 has too few digits for the sum.
+        self._at = math.inf if timeout_s is None else time.monotonic() + float(timeout_s)
 
     def left_s(self) -> float:
         """Seconds left; infinite without a deadline, at most 0 once it has passed."""
