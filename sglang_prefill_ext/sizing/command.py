@@ -24,6 +24,8 @@ _COLUMNS = (
     *("launch", "arith-\nmetic", "memory", "all-\nreduce"),
 )
 _NAMES = ", ".join([*DEVICES, MEASURED])
+_WHOLE = 1_000
+"""Columns in which every table fits."""
 _LINK = ("link_gb_s", "link_us")
 """What a single device does not use."""
 
@@ -91,7 +93,8 @@ def plan(
     serving = Serving(sizes, used, number_bytes, expert_imbalance)
     found = forecasts(serving, gpus, wanted, load)
     console = Console()
-    console.print(table_of(found, f"{wanted}, {_told(load)}, {gpus} x {device}; times in ms"))
+    table = table_of(found, f"{wanted}, {_told(load)}, {gpus} x {device}; times in ms")
+    Console(width=_WHOLE).print(table)  # a narrow terminal may break lines, but no number
     for each in found:
         if each.why_not:
             console.print(f"{each.parallelism} does not fit: {each.why_not}.", highlight=False)

@@ -46,6 +46,14 @@ def test_every_division_is_a_line_and_the_best_is_first(plan: Plan) -> None:
     assert any(line.startswith("Take 4 x TP1: ") for line in lines)
 
 
+def test_a_narrow_terminal_shows_every_number(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = [line.split() for line in plan("").splitlines() if line[1:4] == " x "]
+    monkeypatch.setenv("COLUMNS", "40")
+    narrow = [line.split() for line in plan("").splitlines() if line[1:4] == " x "]
+    assert narrow == wide
+    assert len(narrow) == 3
+
+
 def test_what_does_not_fit_is_named_below(plan: Plan) -> None:
     output = plan("--gpus 2 --memory-gb 16")
     assert "2 x TP1 does not fit: weights take 16.4 GB" in output
