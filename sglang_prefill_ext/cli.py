@@ -128,9 +128,10 @@ def demo(
 
 def main() -> None:
     """Run the command; what its user can cause ends it with a message, not with a traceback."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # a shell has closed it
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+    # What a shell has closed is as good as /dev/null.
+    sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # noqa: SIM115
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     try:
         app()
     except (PrefillExtError, OSError) as error:
