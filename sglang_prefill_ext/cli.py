@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -126,6 +128,10 @@ def demo(
 
 def main() -> None:
     """Run the command; what its user can cause ends it with a message, not with a traceback."""
+    # What a shell has closed is as good as /dev/null.
+    sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # noqa: SIM115
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     try:
         app()
     except (PrefillExtError, OSError) as error:

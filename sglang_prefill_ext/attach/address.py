@@ -55,6 +55,23 @@ def require_private(directory: Path, *, flag: str) -> None:
         )
 
 
+def engine_at(path: Path, *, flag: str) -> Path:
+    """Return the absolute path of the socket of an engine, which may start later.
+
+    Raises:
+        ConfigError: another kind of file is there, or the directory cannot be used (see
+            `require_private`).
+    """
+    engine = checked_path(str(path), flag=flag)
+    if engine.exists() and not engine.is_socket():
+        raise ConfigError(
+            f"{flag}: {engine} is not a socket. Give the path that the engine has in {ENGINE_FLAG}."
+        )
+    if engine.parent.exists():  # else the engine will make it
+        require_private(engine.parent, flag=flag)
+    return engine
+
+
 def claim(path: Path) -> None:
     """Check that an engine can listen at a path, and remove the socket of a dead engine.
 

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from sglang_prefill_ext.client.kinds import checked, is_list
 from sglang_prefill_ext.errors import RequestError
 
 Ids: TypeAlias = NDArray[np.int32]
@@ -91,27 +92,27 @@ class EmbedOverrides:
         Raises:
             RequestError: an array is of the wrong shape or kind.
         """
-        found: dict[str, Any] = {"embed_override_token_id": int(self.token_id)}
+        field = "embed_override_token_id"
+        found: dict[str, Any] = {field: checked(field, self.token_id, int)}
         given: list[Matrix] = []
         if self.query is not None:
             given.append(_checked("query_embed_overrides", self.query, 2))
             found["query_embed_overrides"] = given[0]
         if self.items is not None:
             field = "item_embed_overrides"
-            if len(self.items) != num_items:
-                raise RequestError(
-                    f"{field}: {len(self.items)} for {num_items} items. Give one for each item."
-                )
+            count = len(self.items) if is_list(self.items) else "no list"
+            if count != num_items:
+                raise RequestError(f"{field}: {count} for {num_items} items. Give one for each.")
             if isinstance(self.items, np.ndarray):
                 found[field] = _checked(field, self.items[part], 3)
                 given.append(found[field])
             else:
-                checked = [
+                each_item = [
                     None if each is None else _checked(f"{field}[{number}]", each, 2)
                     for number, each in enumerate(self.items)
                 ]
-                found[field] = checked[part]
-                given += [each for each in checked if each is not None]
+                found[field] = each_item[part]
+                given += [each for each in each_item if each is not None]
         widths = sorted({each.shape[-1] for each in given})
         if len(widths) > 1:
             numbers = ", ".join(map(str, widths))

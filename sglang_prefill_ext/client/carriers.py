@@ -17,14 +17,15 @@ import httpx
 
 from sglang_prefill_ext.client import exchange
 from sglang_prefill_ext.client.grpc_calls import error_of, grpc_call
+from sglang_prefill_ext.client.kinds import checked
 from sglang_prefill_ext.client.options import Deadline, Options
 from sglang_prefill_ext.client.requests import AnswerT, Request
 from sglang_prefill_ext.errors import ConfigError, UnexpectedAnswerError
-from sglang_prefill_ext.frontend.options import ARRAYS_HEADER
+from sglang_prefill_ext.frontend.options import ARRAYS_HEADER, authorization
 from sglang_prefill_ext.grpc_frontend.prefill_pb2_grpc import PrefillStub
 from sglang_prefill_ext.grpc_frontend.settings import is_loopback
 
-_TLS = "grpcs://"
+_TLS = "grpcs"
 _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", -1),  # the server limits the size of answers
     ("grpc.max_send_message_length", -1),
@@ -95,15 +96,17 @@ class GrpcCarrier:
                 f"base_url: {base_url} has more than a host and a port, which gRPC cannot reach. "
                 "Leave the rest out."
             )
-        self._metadata = tuple(exchange.authorization(api_key).items())
-        tls = base_url.startswith(_TLS)
+        self._metadata = tuple(authorization(api_key).items())
+        tls = url.scheme == _TLS
         if self._metadata and not tls and not is_loopback(url.host):
             warnings.warn(
-                f"api_key goes to {url.host} in the clear. Use {_TLS}, unless others protect the "
-                "way.",
+                f"api_key goes to {url.host} in the clear. Use {_TLS}://, unless others protect "
+                "the way.",
                 stacklevel=3 + (kind is grpc.aio),  # its client has one more constructor
             )
         if tls:
+            if credentials is not None:
+                checked("credentials", credentials, grpc.ChannelCredentials, ConfigError)
             trusted = credentials or grpc.ssl_channel_credentials()
             channel = kind.secure_channel(address, trusted, _CHANNEL_OPTIONS)
         else:

@@ -15,7 +15,7 @@ from tenacity import AsyncRetrying, Retrying
 from sglang_prefill_ext.client import exchange
 from sglang_prefill_ext.client.answers import Scores
 from sglang_prefill_ext.client.methods import Methods
-from sglang_prefill_ext.client.options import DEFAULT_RETRIES, Deadline, Options, Retries
+from sglang_prefill_ext.client.options import DEFAULT_RETRIES, Options, Retries
 from sglang_prefill_ext.client.requests import AnswerT, Plan, Request
 
 
@@ -56,9 +56,7 @@ class PrefillClient(Methods[Scores, NDArray[np.float32], httpx.BaseTransport]):
     def _run(
         self, options: Options, plan: Callable[..., Plan[AnswerT]], *args: Any, **kwargs: Any
     ) -> AnswerT:
-        self._require_open()
-        planned = plan(*args, max_items=self._max_items, **kwargs)
-        deadline = Deadline(options.timeout_s)
+        planned, deadline = self._planned(options, plan, *args, **kwargs)
 
         def ask(request: Request[AnswerT]) -> AnswerT:
             return _finished(self._ask(request, options, deadline))
@@ -127,9 +125,7 @@ class AsyncPrefillClient(
     async def _run(
         self, options: Options, plan: Callable[..., Plan[AnswerT]], *args: Any, **kwargs: Any
     ) -> AnswerT:
-        self._require_open()
-        planned = plan(*args, max_items=self._max_items, **kwargs)
-        deadline = Deadline(options.timeout_s)
+        planned, deadline = self._planned(options, plan, *args, **kwargs)
         slots = asyncio.Semaphore(self._max_concurrency)
 
         async def ask(request: Request[AnswerT]) -> AnswerT:

@@ -16,7 +16,7 @@ from sglang_prefill_ext.client.clients import PrefillClient
 from sglang_prefill_ext.client.exchange import DEFAULT_URL
 from sglang_prefill_ext.client.options import Options
 from sglang_prefill_ext.client.records import Fields, answer_file, field, label_ids
-from sglang_prefill_ext.errors import ConfigError
+from sglang_prefill_ext.errors import ConfigError, RequestError
 
 Source = Annotated[
     typer.FileBinaryRead, typer.Argument(help="JSONL or .csv file with the records; - is stdin.")
@@ -30,9 +30,22 @@ ApiKey = Annotated[
 ]
 Concurrency = Annotated[int, typer.Option(min=1, help="Records under way at a time.")]
 Timeout = Annotated[float | None, typer.Option(help="Most seconds for each record.")]
+
+
+def _checked_labels(given: str | None) -> str | None:
+    try:
+        label_ids(given)
+    except RequestError as error:
+        raise typer.BadParameter(str(error)) from error
+    return given
+
+
 LabelIds = Annotated[
     str | None,
-    typer.Option(help="Labels of records that have none, such as 1,2; a classifier needs none."),
+    typer.Option(
+        callback=_checked_labels,
+        help="Labels of records that have none, such as 1,2; a classifier needs none.",
+    ),
 ]
 FieldName = Annotated[
     str, typer.Option("--field", help="Field of a record that holds the text or token ids.")

@@ -7,12 +7,13 @@ import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 from urllib.request import getproxies
 
 import httpx
 
 from sglang_prefill_ext.client.answers import error_of
+from sglang_prefill_ext.client.kinds import checked
 from sglang_prefill_ext.client.options import Deadline, Options
 from sglang_prefill_ext.client.requests import AnswerT, Request
 from sglang_prefill_ext.errors import (
@@ -22,10 +23,12 @@ from sglang_prefill_ext.errors import (
     ServerUnavailableError,
     UnexpectedAnswerError,
 )
+from sglang_prefill_ext.frontend.options import authorization
 
 DEFAULT_URL = "http://127.0.0.1:30000"
-GRPC_SCHEMES = ("grpc://", "grpcs://")
+GRPC_SCHEMES = ("grpc", "grpcs")
 
+_LAST_PORT = 65535
 _CONNECT_S = 10.0
 # SGLang drops connections that were idle for 5 s; a request sent at that moment is lost.
 _KEEP_IDLE_S = 3.0
@@ -48,6 +51,31 @@ _NO_CONNECTION = (
 _NO_ANSWER = (httpx.DecodingError, httpx.TooManyRedirects)
 
 
+ClientT = TypeVar("ClientT", httpx.Client, httpx.AsyncClient)
+
+
+def http_client(
+    kind: type[ClientT],
+    transport_kind: type[httpx.HTTPTransport | httpx.AsyncHTTPTransport],
+    base_url: str,
+    api_key: str | None,
+    transport: Any = None,
+) -> ClientT:
+    """Make a client; see `settings`.
+
+    Raises:
+        ConfigError: an argument is wrong; or the environment names a proxy or certificates that
+            cannot be used.
+    """
+    try:
+        return kind(**settings(base_url, api_key, transport, transport_kind))
+    except (ImportError, OSError, ValueError, httpx.InvalidURL) as error:
+        raise ConfigError(
+            f"No HTTP client can be made ({error}). Correct SSL_CERT_FILE, SSL_CERT_DIR and the "
+            "proxies in the environment."
+        ) from error
+
+
 def settings(
     base_url: str,
     api_key: str | None,
@@ -61,7 +89,8 @@ def settings(
         kind: class of the transport that is made otherwise.
 
     Raises:
-        ConfigError: `base_url` is not the address of a server, or `api_key` cannot be sent.
+        ConfigError: `base_url` is not the address of a server, `api_key` cannot be sent, or
+            `transport` is of the other kind of clients, or none.
     """
     url = address_of(base_url)
     if url.scheme not in ("http", "https"):
@@ -69,22 +98,32 @@ def settings(
     headers = {"content-type": "application/json", **authorization(api_key)}
     # The caller limits its requests; waiting for a free connection would use up the timeout.
     limits = httpx.Limits(max_connections=None, keepalive_expiry=_KEEP_IDLE_S)
-    if transport is None and not getproxies():  # httpx uses proxies only without a given transport
+    if transport is not None:
+        checked("transport", transport, kind.__mro__[1], ConfigError)  # what it extends
+    elif not _proxies():  # httpx uses proxies only without a given transport
         transport = kind(limits=limits, socket_options=_KEEPALIVE)
     return {"base_url": url, "headers": headers, "limits": limits, "transport": transport}
+
+
+def _proxies() -> str:
+    """The proxies that the environment names, without secrets; empty if it names none."""
+    named = {without_secrets(url) for scheme, url in getproxies().items() if scheme != "no"}
+    return ", ".join(sorted(named))
 
 
 def address_of(base_url: str) -> httpx.URL:
     """Return the parts of an address.
 
     Raises:
-        ConfigError: it names no host.
+        ConfigError: it names no host, or one that no computer can have, or a port that none has; or
+            it has more than a path behind them.
     """
     try:
-        url = httpx.URL(base_url)
-    except httpx.InvalidURL as error:
+        url = httpx.URL(checked("base_url", base_url, str, ConfigError))
+        url.host.encode("idna")  # as sockets do
+    except (ValueError, httpx.InvalidURL) as error:
         raise _no_address(base_url) from error
-    if not url.host:
+    if not url.host or (url.port or 0) > _LAST_PORT or url.query or url.fragment:
         raise _no_address(base_url)
     return url
 
@@ -96,30 +135,14 @@ def _no_address(base_url: str) -> ConfigError:
     )
 
 
-def authorization(api_key: str | None) -> dict[str, str]:
-    """Return the header that shows a key, if there is one.
-
-    Raises:
-        ConfigError: no header can hold it.
-    """
-    if not api_key:
-        return {}
-    if not (api_key.isascii() and api_key.isprintable()):
-        raise ConfigError(
-            "api_key: it contains characters that a header cannot hold, "
-            "perhaps a line end at its end. Remove them."
-        )
-    return {"authorization": f"Bearer {api_key}"}
-
-
 def without_secrets(url: str) -> str:
     """Return an address without the name and password that it may hold."""
     return re.sub(r"^(\w+://)?[^/]*@", r"\1", url)
 
 
 def positive(field: str, value: int) -> int:
-    """Return `value`, or raise ConfigError if it is below 1."""
-    if value < 1:
+    """Return `value`, or raise ConfigError if it is below 1 or no whole number."""
+    if checked(field, value, int, ConfigError) < 1:
         raise ConfigError(f"{field}: {value} is below 1. Use 1 or more, or leave it out.")
     return value
 
@@ -169,6 +192,8 @@ def transport_errors(request: Request[Any], base_url: str) -> Iterator[None]:
         yield
     except _NO_CONNECTION as error:
         remedy = "Start a server there, or correct the address."
+        if proxies := _proxies():
+            remedy += f" To ask it without the proxy {proxies}, add its host to NO_PROXY."
         if "CERTIFICATE_VERIFY_FAILED" in str(error):
             remedy = "Name the PEM file of its authority in SSL_CERT_FILE."
         raise ServerUnavailableError(

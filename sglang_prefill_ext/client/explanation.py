@@ -29,18 +29,18 @@ def explain(base_url: str, body: bytes, *, api_key: str | None = None) -> dict[s
         ConfigError: `base_url` is no HTTP address, or of a server without the extension.
         PrefillExtError: no answer, or an error of the server; see `PrefillClient`.
     """
-    if base_url.startswith(exchange.GRPC_SCHEMES):
+    if exchange.address_of(base_url).scheme in exchange.GRPC_SCHEMES:
         raise ConfigError(
             f"{exchange.without_secrets(base_url)}: gRPC front ends cannot explain requests. "
             "Give the server's http address."
         )
     request = Request(EXPLAIN_PATH, *_checked(body), read=_facts)
-    settings = exchange.settings(base_url, api_key, None, httpx.HTTPTransport)
+    made = exchange.http_client(httpx.Client, httpx.HTTPTransport, base_url, api_key)
     with (
-        httpx.Client(**settings, timeout=_LONGEST_S) as http,
+        made as http,
         exchange.transport_errors(request, base_url),
     ):
-        response = http.post(EXPLAIN_PATH, content=body)
+        response = http.post(EXPLAIN_PATH, content=body, timeout=_LONGEST_S)
     if response.status_code == httpx.codes.NOT_FOUND:
         raise ConfigError(
             f"{exchange.without_secrets(base_url)} has no {EXPLAIN_PATH}. "

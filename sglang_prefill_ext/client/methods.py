@@ -12,6 +12,7 @@ import grpc
 from sglang_prefill_ext.client import exchange
 from sglang_prefill_ext.client.arrays import EmbedOverrides
 from sglang_prefill_ext.client.carriers import GrpcCarrier, HttpCarrier
+from sglang_prefill_ext.client.kinds import checked
 from sglang_prefill_ext.client.options import (
     DEFAULT_OPTIONS,
     DEFAULT_RETRIES,
@@ -30,7 +31,7 @@ from sglang_prefill_ext.client.requests import (
     plan_embed,
     plan_score,
 )
-from sglang_prefill_ext.errors import ClientError
+from sglang_prefill_ext.errors import ClientError, ConfigError
 
 ScoresT = TypeVar("ScoresT")
 VectorsT = TypeVar("VectorsT")
@@ -62,15 +63,15 @@ class Methods(ABC, Generic[ScoresT, VectorsT, TransportT]):
         credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
         self._max_items = exchange.positive("max_items_per_request", max_items_per_request)
-        self._retries = retries
+        self._retries = checked("retries", retries, Retries, ConfigError)
         self._closed = False
         http, transport_kind, grpc_kind = self._kinds
         self._carrier: HttpCarrier | GrpcCarrier
-        if base_url.startswith(exchange.GRPC_SCHEMES):
+        if exchange.address_of(base_url).scheme in exchange.GRPC_SCHEMES:
             self._carrier = GrpcCarrier(grpc_kind, base_url, api_key, credentials)
         else:
-            settings = exchange.settings(base_url, api_key, transport, transport_kind)
-            self._carrier = HttpCarrier(http(**settings), base_url)
+            made = exchange.http_client(http, transport_kind, base_url, api_key, transport)
+            self._carrier = HttpCarrier(made, base_url)
 
     def score(
         self,
@@ -104,10 +105,10 @@ class Methods(ABC, Generic[ScoresT, VectorsT, TransportT]):
             query,
             items,
             label_token_ids,
-            apply_softmax=apply_softmax,
-            item_first=item_first,
-            temperature=float(temperature),
-            return_token_logprobs=return_token_logprobs,
+            apply_softmax=checked("apply_softmax", apply_softmax, bool),
+            item_first=checked("item_first", item_first, bool),
+            temperature=checked("temperature", temperature, float),
+            return_token_logprobs=checked("return_token_logprobs", return_token_logprobs, bool),
             embed_overrides=embed_overrides,
         )
         return scores
@@ -141,6 +142,19 @@ class Methods(ABC, Generic[ScoresT, VectorsT, TransportT]):
         """
         logits: VectorsT = self._run(options, plan_classify, prompts, adapter=adapter)
         return logits
+
+    def _planned(
+        self, options: Options, plan: Callable[..., Plan[AnswerT]], *args: Any, **kwargs: Any
+    ) -> tuple[Plan[AnswerT], Deadline]:
+        """What a call has to send, and until when.
+
+        Raises:
+            ClientError: the client is closed.
+            RequestError: an argument is of the wrong kind.
+        """
+        self._require_open()
+        timeout_s = checked("options", options, Options).timeout_s
+        return plan(*args, max_items=self._max_items, **kwargs), Deadline(timeout_s)
 
     def _require_open(self) -> None:
         """Raises: ClientError: the client is closed."""

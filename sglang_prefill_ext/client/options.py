@@ -17,6 +17,7 @@ from tenacity import (
     wait_random_exponential,
 )
 
+from sglang_prefill_ext.client.kinds import checked, is_a
 from sglang_prefill_ext.errors import (
     ConfigError,
     RequestError,
@@ -34,6 +35,10 @@ _LONGEST_S = 2_000_000.0  # the server takes at most 2**31 - 1 ms
 _AGAIN = (ServerBusyError, ServerUnavailableError)
 
 
+def _is_wait(seconds: float) -> bool:
+    return is_a(seconds, float) and 0 <= seconds <= _LONGEST_S
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """How a call is served.
@@ -46,7 +51,8 @@ class Options:
         stock: take the stock path.
 
     Raises:
-        RequestError: `timeout_s` is not a number of seconds that the server takes.
+        RequestError: one is of the wrong kind, or `timeout_s` is not a number of seconds that the
+            server takes.
     """
 
     priority: int = 0
@@ -55,7 +61,10 @@ class Options:
     stock: bool = False
 
     def __post_init__(self) -> None:
-        if self.timeout_s is not None and not 0 < self.timeout_s <= _LONGEST_S:
+        checked("priority", self.priority, int)
+        checked("keep_prefix", self.keep_prefix, bool)
+        checked("stock", self.stock, bool)
+        if self.timeout_s is not None and not (_is_wait(self.timeout_s) and self.timeout_s > 0):
             raise RequestError(
                 f"timeout_s: {self.timeout_s!r} is not above 0 and at most {_LONGEST_S:.0f} "
                 "seconds. Leave it out for no limit."
@@ -82,7 +91,8 @@ class Deadline:
     """When a call must be answered at the latest: `timeout_s` seconds from now; None for never."""
 
     def __init__(self, timeout_s: float | None) -> None:
-        self._at = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        # numpy's float32 has too few digits for the sum.
+        self._at = math.inf if timeout_s is None else time.monotonic() + float(timeout_s)
 
     def left_s(self) -> float:
         """Seconds left; infinite without a deadline, at most 0 once it has passed."""
@@ -107,7 +117,7 @@ class Retries:
         longest_asked_s: most seconds of a Retry-After that are observed.
 
     Raises:
-        ConfigError: `max_attempts` is below 1.
+        ConfigError: `max_attempts` is below 1, or a time is not from 0 to 2,000,000 seconds.
     """
 
     max_attempts: int = 5
@@ -116,10 +126,16 @@ class Retries:
     longest_asked_s: float = 60.0
 
     def __post_init__(self) -> None:
-        if self.max_attempts < 1:
+        if checked("max_attempts", self.max_attempts, int, ConfigError) < 1:
             raise ConfigError(
                 f"max_attempts: {self.max_attempts} is below 1. Use 1 for no repeats."
             )
+        for name in ("first_wait_s", "longest_wait_s", "longest_asked_s"):
+            if not _is_wait(getattr(self, name)):
+                raise ConfigError(
+                    f"{name}: {getattr(self, name)!r:.80} cannot be used. Give seconds, from 0 to "
+                    f"{_LONGEST_S:.0f}."
+                )
 
     def retrying(self, kind: type[RetryingT], deadline: Deadline) -> RetryingT:
         """Return tenacity's loop of that kind; it raises the last error.

@@ -135,7 +135,8 @@ def answer_file(source: IO[bytes], output: IO[str], answer: Answer, concurrency:
     console = Console(stderr=True)
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("lines"), TimeElapsedColumn())
     failed = 0
-    with Progress(*columns, console=console, transient=True) as progress:
+    shown = console.is_terminal  # elsewhere it would leave an empty line
+    with Progress(*columns, console=console, transient=True, disable=not shown) as progress:
         task = progress.add_task("", total=_lines(source))
         for line, result in outcomes(records_of(source), answer, concurrency):
             if isinstance(result, PrefillExtError):

@@ -19,6 +19,7 @@ from sglang_prefill_ext.client.answers import (
     read_scores,
 )
 from sglang_prefill_ext.client.arrays import EmbedOverrides, Ids, as_forms, as_json, token_ids
+from sglang_prefill_ext.client.kinds import checked, is_list
 from sglang_prefill_ext.errors import RequestError
 
 Prompt = str | Sequence[int] | NDArray[np.integer]
@@ -98,7 +99,8 @@ def plan_score(
         own = labels[part] if per_item else labels
         body = shared | {"items": listed[part], "label_token_ids": own or None}
         if embed_overrides is not None:
-            body |= embed_overrides.fields(part, len(listed))
+            overrides = checked("embed_overrides", embed_overrides, EmbedOverrides)
+            body |= overrides.fields(part, len(listed))
         requests.append(Request(SCORE_PATH, body, len(listed[part]), read_scores))
     each = len(labels[0] if per_item else labels)
     return Plan(tuple(requests), partial(join_scores, labels=each))
@@ -110,7 +112,7 @@ def plan_embed(
     """Plan the embedding of prompts; raises as `plan_score` does."""
     shared: dict[str, Any] = {"encoding_format": "base64"} | _adapter(adapter)
     if dimensions is not None:
-        shared["dimensions"] = int(dimensions)
+        shared["dimensions"] = checked("dimensions", dimensions, int)
     listed = _listed("prompts", prompts)
     bodies = (shared | {"input": listed[part]} for part in _parts(len(listed), max_items))
     requests = (
@@ -132,7 +134,8 @@ def plan_classify(prompts: Prompts, *, max_items: int, adapter: str | None = Non
 
 
 def _adapter(name: str | None) -> dict[str, str]:
-    return {"lora_path": _text("adapter", name)} if name else {}
+    given = "" if name is None else _text("adapter", name)
+    return {"lora_path": given} if given else {}
 
 
 def _parts(count: int, most: int) -> Iterator[slice]:
@@ -141,7 +144,7 @@ def _parts(count: int, most: int) -> Iterator[slice]:
 
 def _listed(field: str, prompts: Any) -> list[str | Ids]:
     """Texts or token ids, at least one."""
-    if isinstance(prompts, str) or not isinstance(prompts, Sequence | np.ndarray):
+    if not is_list(prompts):
         raise RequestError(f"{field}: {prompts!r:.80} is not a list. Put one prompt into a list.")
     listed = [_plain(f"{field}[{i}]", prompt) for i, prompt in enumerate(prompts)]
     if not listed:
@@ -160,7 +163,7 @@ def _plain(field: str, prompt: Prompt) -> str | Ids:
 def _text(field: str, text: str) -> str:
     """The text; raises RequestError if it is no Unicode."""
     try:
-        text.encode()
+        checked(field, text, str).encode()
     except UnicodeEncodeError as error:
         raise RequestError(
             f"{field}: {text!r:.80} has lone surrogates, which no tokenizer reads ({error.reason} "

@@ -18,6 +18,7 @@ from sglang_prefill_ext.fleet.settings import (
     reserved_ports,
     router_command,
 )
+from sglang_prefill_ext.frontend.options import authorization
 from sglang_prefill_ext.process.ports import joined
 from sglang_prefill_ext.process.supervisor import supervise
 
@@ -70,6 +71,7 @@ def fleet(
         int,
         typer.Option(
             min=1,
+            max=1_000_000,
             envvar="SGLANG_TIMEOUT_KEEP_ALIVE",
             help="Seconds for which a client's idle connection stays open.",
         ),
@@ -113,6 +115,7 @@ def fleet(
     )
     if bool(engines) == bool(model_path):
         raise ConfigError("Give either --engines, for running engines, or --model-path.")
+    authorization(api_key)  # one that no header can hold is refused here
     if engines:
         _refuse_given(context)
         _over_running(settings, engines, processes, api_key, context.args)

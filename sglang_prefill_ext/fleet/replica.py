@@ -9,7 +9,7 @@ from sglang_prefill_ext.attach.carrier import EngineState, Offer, PartAnswer
 from sglang_prefill_ext.attach.http_connections import Answer, HttpConnections
 from sglang_prefill_ext.attach.messages import Stock, StockAnswer, StockError
 from sglang_prefill_ext.errors import EngineUnavailableError
-from sglang_prefill_ext.frontend.options import RequestOptions, headers_from
+from sglang_prefill_ext.frontend.options import RequestOptions, authorization, headers_from
 
 BEAT_S = 1.0
 """How often an engine is asked for its state."""
@@ -18,11 +18,6 @@ _STATE_S = 2.0
 """Limit for its answer. The first answer has more time, as it brings the tokenizer."""
 
 _FIRST_STATE_S = 20.0
-
-
-def authorization(api_key: str) -> dict[str, str]:
-    """The header that shows a key; none without one."""
-    return {"authorization": f"Bearer {api_key}"} if api_key else {}
 
 
 class Replica:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 
-from sglang_prefill_ext.errors import RequestError
+from sglang_prefill_ext.errors import ConfigError, RequestError
 
 Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 """An integer as orjson takes it, with which SGLang reads bodies."""
@@ -94,6 +94,24 @@ def options_of(headers: Mapping[str, str], now_ms: float) -> RequestOptions:
         deadline_ms=None if timeout_ms is None else now_ms + timeout_ms,
         keep_prefix=_switch(headers, KEEP_PREFIX_HEADER, default="off"),
     )
+
+
+def authorization(api_key: str | None) -> dict[str, str]:
+    """Return the header that shows a key, if there is one.
+
+    Raises:
+        ConfigError: no header can hold it.
+    """
+    if api_key is None:
+        return {}
+    if not isinstance(api_key, str):
+        raise ConfigError(f"api_key: it is of {type(api_key).__name__}. Give a text.")
+    if not (api_key.isascii() and api_key.isprintable()):
+        raise ConfigError(
+            "api_key: it contains characters that a header cannot hold, "
+            "perhaps a line end at its end. Remove them."
+        )
+    return {"authorization": f"Bearer {api_key}"} if api_key else {}
 
 
 def headers_from(options: RequestOptions) -> dict[str, str]:

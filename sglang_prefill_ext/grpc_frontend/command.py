@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from sglang_prefill_ext.attach.address import checked_path, require_private
+from sglang_prefill_ext.attach.address import engine_at
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.grpc_frontend import transport
 from sglang_prefill_ext.grpc_frontend.settings import Compression, Settings, is_loopback
@@ -88,8 +88,7 @@ def serve_grpc(
     for flag, file in files.items():
         if file is not None and not file.is_file():
             raise ConfigError(f"{flag}: {file} is not a file. Give the path of one.")
-    engine = checked_path(str(attach), flag="--attach")
-    require_private(engine.parent, flag="--attach")
+    engine = engine_at(attach, flag="--attach")
     with reserved(host, port) as taken:
         settings = Settings(
             attach=engine,

@@ -24,7 +24,7 @@ RECIPE = hashlib.sha256(b"".join(each.read_bytes() for each in _SOURCES)).hexdig
 
 def make_model(
     preset: str,
-    directory: Path,
+    directory: str | Path,
     *,
     seed: int = 0,
     force: bool = False,
@@ -51,7 +51,7 @@ def make_model(
         ModelSpecError: unknown preset, seed out of range, or `directory` is a file or holds
             files that this function did not write.
     """
-    directory = directory.expanduser().resolve()
+    directory = Path(directory).expanduser().resolve()
     if preset not in PRESETS:
         raise ModelSpecError(f"unknown preset {preset!r}; choose one of {', '.join(PRESETS)}")
     if not 0 <= seed < 2**63:

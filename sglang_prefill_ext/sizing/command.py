@@ -24,6 +24,8 @@ _COLUMNS = (
     *("launch", "arith-\nmetic", "memory", "all-\nreduce"),
 )
 _NAMES = ", ".join([*DEVICES, MEASURED])
+_WHOLE = 1_000
+"""Columns in which every table fits."""
 _LINK = ("link_gb_s", "link_us")
 """What a single device does not use."""
 
@@ -35,17 +37,19 @@ def plan(
         str, typer.Option(help="Shape of a request, in tokens: <query>+<item>x<items>.")
     ] = "120+180x10",
     device: Annotated[str, typer.Option(help=f"One of {_NAMES}.")] = "h100-sxm",
-    clients: Annotated[int, typer.Option(help="Requests under way at a time.")] = 1,
+    clients: Annotated[int, typer.Option(max=1_000_000, help="Requests under way at a time.")] = 1,
     rate: Annotated[
         float | None, typer.Option(help="Requests per second, instead of --clients.")
     ] = None,
     number_bytes: Annotated[
-        int, typer.Option(min=1, help="Bytes of a weight; 2 for bfloat16.")
+        int, typer.Option(min=1, max=8, help="Bytes of a weight; 2 for bfloat16.")
     ] = 2,
     expert_imbalance: Annotated[
         float,
         typer.Option(
-            min=1, help="Rows of the busiest GPU's experts over the mean, with --ep-size."
+            min=1,
+            max=4096,
+            help="Rows of the busiest GPU's experts over the mean, with --ep-size.",
         ),
     ] = 1.0,
     tflops: Annotated[
@@ -89,7 +93,8 @@ def plan(
     serving = Serving(sizes, used, number_bytes, expert_imbalance)
     found = forecasts(serving, gpus, wanted, load)
     console = Console()
-    console.print(table_of(found, f"{wanted}, {_told(load)}, {gpus} x {device}; times in ms"))
+    table = table_of(found, f"{wanted}, {_told(load)}, {gpus} x {device}; times in ms")
+    Console(width=_WHOLE).print(table)  # a narrow terminal may break lines, but no number
     for each in found:
         if each.why_not:
             console.print(f"{each.parallelism} does not fit: {each.why_not}.", highlight=False)

@@ -14,6 +14,9 @@ TRAFFIC_REACHED = 0.9
 """Shares of a GPU's peaks that a model's forward reaches; estimates, see docs/gpu.md."""
 
 UNBOUNDED = 1e9
+_MOST_TOKENS_PER_S = 1e12
+_MOST = 1e30
+"""Rates above these, or below their inverses, make times that are no numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,7 @@ class Device:
             tokens_per_s: of one device with the whole model, not counting launches.
             link_gb_s, link_us: a single device has none.
         """
-        _require_positive("tokens_per_s", tokens_per_s)
+        _require_positive("tokens_per_s", tokens_per_s, most=_MOST_TOKENS_PER_S)
         tflops = tokens_per_s * model.body_operations / 1e12
         return cls(tflops, UNBOUNDED, UNBOUNDED, link_gb_s, link_us, launch_ms, 1.0, 1.0)
 
@@ -96,10 +99,14 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _require_positive(name: str, value: float) -> None:
+def _require_positive(name: str, value: float, most: float = _MOST) -> None:
     if not value > 0:
         raise ConfigError(f"{flag_of(name)} {value:g}: give a number above 0.")
     _require_finite(name, value)
+    if not 1 / most <= value <= most:
+        raise ConfigError(
+            f"{flag_of(name)} {value:g}: give a number from {1 / most:g} to {most:g}."
+        )
 
 
 def _require_finite(name: str, value: float) -> None:

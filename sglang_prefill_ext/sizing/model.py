@@ -72,7 +72,7 @@ class ModelShape:
             return cls.of_config(json.loads(path.read_text()))
         except ConfigError as error:
             raise ConfigError(f"model {str(model)!r}: {error}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"model {str(model)!r}: config.json is no JSON ({error}).") from error
 
     @classmethod

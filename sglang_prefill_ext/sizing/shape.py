@@ -8,7 +8,7 @@ from typing import Self
 
 from sglang_prefill_ext.errors import ConfigError
 
-_SHAPE = re.compile(r"([1-9]\d*)\+(\d+)x([1-9]\d*)")
+_SHAPE = re.compile(r"([1-9]\d{0,6})\+(\d{1,7})x([1-9]\d{0,6})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,10 @@ class Shape:
         """
         match = _SHAPE.fullmatch(text)
         if match is None:
-            raise ConfigError(f"shape {text!r}: write <query>+<item>x<items>, for example 60+2x50.")
+            raise ConfigError(
+                f"shape {text!r:.80}: write <query>+<item>x<items>, for example 60+2x50, with at "
+                "most seven digits each."
+            )
         return cls(*(int(number) for number in match.groups()))
 
     def __str__(self) -> str:

@@ -30,7 +30,7 @@ SERVER_FLAGS = {
     "--enable-prefill-only",
     *(flag_name(each.name) for each in fields(PrefillOnlyConfig)),
 }
-SGLANGS = {"--model-path", "--host", "--port", "--api-key"}
+SGLANGS = {"--config", "--model-path", "--host", "--port"}
 
 
 def documents() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -116,6 +116,26 @@ def test_commands_exist_with_their_flags(name: str, words: list[str]) -> None:
         assert program == "sglang-prefill"
         known = {flag for each in COMMANDS[command].params for flag in each.opts}
     assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known
+
+
+def test_lists_of_processes_show_no_key() -> None:
+    assert not [name for name, words in commands() if "key" in " ".join(words)]
+
+
+def test_engines_and_routers_read_the_key_of_one_secret() -> None:
+    page = (FOLDER.parent / "deploy.md").read_text()
+    secret = re.search(r"create secret generic ([\w-]+) ", page)
+    assert secret
+    made = set(re.findall(r"--from-literal=([\w.-]+)=", page))
+    (flags,) = (
+        each["secret"]
+        for each in DOCUMENTS["engines.yaml: StatefulSet"]["spec"]["template"]["spec"]["volumes"]
+        if "secret" in each
+    )
+    spec = DOCUMENTS["router.yaml: Deployment"]["spec"]["template"]["spec"]
+    (key,) = (each["valueFrom"]["secretKeyRef"] for each in spec["containers"][0]["env"])
+    assert {flags["secretName"], key["name"]} == {secret[1]}
+    assert {*(each["key"] for each in flags["items"]), key["key"]} == made
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)

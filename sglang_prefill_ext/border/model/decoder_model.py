@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -39,11 +38,6 @@ def _shared(layers: list[Any]) -> set[int]:
     """Ids of the layers whose K/V later layers read, under the same id."""
     numbers = Counter(layer.layer_id for layer in layers)
     return {number for number, count in numbers.items() if count > 1}
-
-
-_IN_FLIGHT_VARIABLE = "PREFILL_ONLY_TEST_IN_FLIGHT"
-"""Environment variable for tests: if set, forwards on a CPU are collected one step after their
-launch, as on CUDA, although they are done at once. Not for users, as it delays every answer."""
 
 
 class SglangModel:
@@ -89,8 +83,7 @@ class SglangModel:
         if runner.is_generation:  # else logits are never needed
             head = OutputHead(self._model, self.vocab_size)
             self.logits, self.product_head = head.logits, head.product
-        runs_on = self.device.type != "cpu" or _IN_FLIGHT_VARIABLE in os.environ
-        self.asynchronous = forward_stream is not None and runs_on
+        self.asynchronous = forward_stream is not None and self.device.type != "cpu"
         self.alone: bool = get_tp_group().world_size == 1
 
     def stream(self) -> AbstractContextManager[object]:

@@ -16,8 +16,9 @@ from sglang_prefill_ext.attach.http_connections import Answer, HttpConnections
 from sglang_prefill_ext.errors import EngineUnavailableError
 from sglang_prefill_ext.fleet.health import UNKNOWN
 from sglang_prefill_ext.fleet.ray_serve.launch import ENGINES
-from sglang_prefill_ext.fleet.replica import BEAT_S, authorization
+from sglang_prefill_ext.fleet.replica import BEAT_S
 from sglang_prefill_ext.fleet.settings import Engines, Settings, router_command
+from sglang_prefill_ext.frontend.options import authorization
 from sglang_prefill_ext.process.supervisor import Supervisor
 
 logger = logging.getLogger("ray.serve")

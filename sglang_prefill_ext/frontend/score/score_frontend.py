@@ -96,7 +96,7 @@ class ScoreFrontend:
         if labels is None:
             raise StockPathTaken(StockReason.UNUSUAL_INPUT)
         # Whether the answer depends on more than the labels' logits.
-        needs_all = call.return_token_logprobs or not call.apply_softmax
+        needs_all = bool(call.return_token_logprobs or not call.apply_softmax)
         return msgspec.structs.replace(labels, normalised=needs_all)
 
     async def _encoded(self, call: ScoreCall, run: _Run) -> ScoreCall:

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.timeout(900)
 BODIES: list[Json] = [
     score_body(1, 30, [4] * 10),
     score_body(2, 0, [9, 3]),
+    score_body(3, 5, [2, 4]) | {"return_token_logprobs": 1},  # as good as True
     {
         "query": "which is a fruit? ",
         "items": ["apple", "chair", "漢字", ""],

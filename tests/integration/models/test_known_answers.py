@@ -18,6 +18,7 @@ import pytest
 
 from tests.conftest import IN_FLIGHT
 from tests.integration.programs import wrong_readout
+from tests.integration.programs.in_servers.sitecustomize import LEFT_IN_FLIGHT
 from tests.integration.support.client import OPT_OUT, Client, Json, score_body, wait_until
 from tests.integration.support.own_server import Serving, serving
 from tests.integration.support.parity import assert_same_answer
@@ -104,6 +105,7 @@ def unchecked(
 
 
 def test_switched_off_no_known_answers_are_compared(unchecked: Serving) -> None:
+    assert LEFT_IN_FLIGHT in unchecked.server.log_path.read_text()
     client = unchecked.client
     client.assert_memory_returns_to(wrong_readout.UNUSED_MEMORY)
     scheduler = client.scheduler()

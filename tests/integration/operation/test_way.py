@@ -12,6 +12,7 @@ import pytest
 
 from sglang_prefill_ext.local_server import LocalServer
 from tests.conftest import TRACES
+from tests.integration.programs.in_servers.sitecustomize import LEFT_IN_FLIGHT
 from tests.integration.support.client import Client, Json, score_body, wait_until
 from tests.integration.support.processes import scheduler_pid
 
@@ -88,6 +89,10 @@ def documented() -> list[str]:
             folder = path.parent
         found.append(path.with_suffix("").as_posix())
     return found
+
+
+def test_forwards_of_the_shared_server_are_in_flight_between_steps(server: LocalServer) -> None:
+    assert LEFT_IN_FLIGHT in server.log_path.read_text()
 
 
 def test_the_page_lists_the_files_of_the_way(edges: Edges) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def install(directory: Path) -> dict[str, str]:
     for name, text in _DISTRIBUTION.items():
         (info / name).write_text(text)
     root = Path(__file__).parents[3]
-    return {"PYTHONPATH": f"{directory}:{root}"}
+    return {"PYTHONPATH": os.pathsep.join(map(str, (directory, root, os.environ["PYTHONPATH"])))}
 
 
 def register() -> None:

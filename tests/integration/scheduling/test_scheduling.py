@@ -13,6 +13,7 @@ import pytest
 from sglang_prefill_ext.local_server import LocalServer
 from tests.conftest import IN_FLIGHT
 from tests.forking.launch import ForkedServer
+from tests.integration.programs.in_servers.sitecustomize import LEFT_IN_FLIGHT
 from tests.integration.support.client import (
     OPT_OUT,
     Client,
@@ -57,6 +58,10 @@ def client(server: LocalServer) -> Iterator[Client]:
     client = Client(server.base_url)
     with client.http:
         yield client
+
+
+def test_forwards_are_in_flight_between_steps(server: LocalServer) -> None:
+    assert LEFT_IN_FLIGHT in server.log_path.read_text()
 
 
 def priority(level: int) -> dict[str, str]:

@@ -423,3 +423,32 @@ def test_connections_are_kept_alive(
     ]._pool._socket_options
     monkeypatch.setenv("http_proxy", "http://proxy")
     assert exchange.settings("http://x", None, None, httpx.HTTPTransport)["transport"] is None
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("all_proxy", "socks5://127.0.0.1:1", "proxies in the environment"),
+        ("http_proxy", "ftp://127.0.0.1:1", "proxies in the environment"),
+        ("SSL_CERT_FILE", "/dev/null", "Correct SSL_CERT_FILE"),
+        ("SSL_CERT_FILE", "/missing/authorities.pem", "Correct SSL_CERT_FILE"),
+    ],
+)
+def test_an_environment_that_cannot_work_is_named(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, words: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigError, match=words):
+        ask("http://x", "embed", ["a"])
+
+
+def test_a_proxy_that_does_not_answer_is_named(
+    ask: Ask, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://user:secret@127.0.0.1:1")
+    once = {"retries": Retries(1)}
+    with pytest.raises(ServerUnavailableError, match=r"the proxy .*//127\.0\.0\.1:1, ") as raised:
+        ask(stand_in.url, "embed", ["a"], settings=once)
+    assert "secret" not in str(raised.value)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    ask(stand_in.url, "embed", ["a"], settings=once)

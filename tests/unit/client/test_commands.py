@@ -140,6 +140,32 @@ def test_what_no_record_can_change_ends_the_run(args: list[str], error: type[Exc
     assert result.stdout == ""
 
 
+@pytest.mark.parametrize("command", ["score", "rank", "compare"])
+@pytest.mark.parametrize("labels", ["x", "1,x", "1,,2", ""])
+def test_wrong_labels_are_wrong_usage_even_if_no_record_needs_them(
+    stand_in: StandIn, command: str, labels: str
+) -> None:
+    record = lines(QUERY | {"label_token_ids": [1]})
+    result = run(stand_in, command, "--label-token-ids", labels, stdin=record)
+    assert result.exit_code == 2
+    assert f"label_token_ids: {labels!r} is not a list" in result.stderr
+    assert (result.stdout, stand_in.seen) == ("", [])
+
+
+@pytest.mark.parametrize(("closed", "answered"), [("<&-", 0), (">&-", 0), ("2>&-", 1)])
+def test_streams_may_be_closed(stand_in: StandIn, closed: str, answered: int) -> None:
+    """A closed one is as good as /dev/null."""
+    main = "from sglang_prefill_ext.cli import main; main()"
+    shell = f'"$0" -c "$1" embed - --url "$2" {closed}'
+    command = ["sh", "-c", shell, sys.executable, main, stand_in.url]
+    ended = subprocess.run(
+        command, input=lines({"text": "a"}), capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert len(ended.stdout.splitlines()) == answered
+    assert len(stand_in.seen) == (closed != "<&-")
+
+
 def test_what_is_read_is_not_written_over(stand_in: StandIn, tmp_path: Path) -> None:
     file = tmp_path / "texts.jsonl"
     file.write_text(lines({"text": "a"}))

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,6 +63,14 @@ def test_time_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sglang_prefill_ext.client.options.time.monotonic", lambda: next(clock))
     deadline = Deadline(5)
     assert [deadline.left_s(), deadline.left_s()] == [4.0, -1.0]
+
+
+def test_numpys_seconds_are_as_exact_as_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sglang_prefill_ext.client.options.time.monotonic", lambda: 1e9)
+    options = Options(timeout_s=np.float32(5))  # type: ignore[arg-type]
+    left_s = Deadline(options.timeout_s).left_s()
+    assert left_s == 5.0
+    assert options.headers(left_s) == Options().headers(5.0)
 
 
 def test_without_a_timeout_there_is_always_time() -> None:

@@ -26,6 +26,8 @@ MODEL = "--model-path=/no/model"
         (["--engines=http://a:1", "--replicas=2"], "--replicas: it is about engines on Ray"),
         (["--engines=http://a:1", "--drain-s", "60.0"], "--drain-s: it is about engines on Ray"),
         (["--engines=nothing"], "no URL"),
+        (["--engines=http://a:1", "--api-key=key\n"], "perhaps a line end at its end"),
+        ([MODEL, "--api-key=clé"], "api_key: it contains characters"),
         ([MODEL, "--replicas=many"], "--replicas 'many'"),
         ([MODEL, "--replicas=0"], "--replicas 0: it ends the fleet of a cluster that runs"),
         ([MODEL, "--address=auto", "--port=0"], "--port 0"),
@@ -40,7 +42,7 @@ def test_flags_that_say_nothing_are_refused(
     assert words in str(outcome.exception)
 
 
-@pytest.mark.parametrize("flag", ["--grace-s=inf", "--extra-work=inf"])
+@pytest.mark.parametrize("flag", ["--grace-s=inf", "--extra-work=inf", f"--keep-alive-s={10**20}"])
 def test_numbers_that_do_not_travel_to_routers_are_refused(flag: str) -> None:
     outcome = CliRunner().invoke(cli.app, ["fleet", "--engines=http://a:1", flag])
     assert outcome.exit_code == 2

@@ -114,6 +114,32 @@ def test_what_cannot_work_is_said_before_anything_starts(
     assert not supervised
 
 
+@pytest.mark.parametrize("attach", ["", "notes.txt", "folder", "notes.txt/engine.sock"])
+def test_what_is_no_engine_is_not_waited_for(
+    supervised: list[tuple[Settings, int]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    attach: str,
+) -> None:
+    (tmp_path / "notes.txt").write_text("precious")
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path)
+    run = CliRunner().invoke(cli.app, ["serve-grpc", f"--attach={attach}", "--port=0"])
+    assert isinstance(run.exception, ConfigError)
+    assert re.match(r"--attach: \S+ (is not a socket|cannot be created)", str(run.exception))
+    assert not supervised
+
+
+def test_an_engine_that_starts_later_makes_its_folder(
+    supervised: list[tuple[Settings, int]], tmp_path: Path
+) -> None:
+    attach = tmp_path / "folder" / "engine.sock"
+    run = CliRunner().invoke(cli.app, ["serve-grpc", f"--attach={attach}", "--port=0"])
+    assert run.exit_code == 0, run.output
+    assert [settings.attach for settings, _ in supervised] == [attach]
+    assert not attach.parent.exists()
+
+
 @pytest.mark.parametrize(
     "flag",
     [

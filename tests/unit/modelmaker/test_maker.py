@@ -74,7 +74,7 @@ def test_same_preset_and_seed_give_the_same_bytes(micro: Path, tmp_path: Path) -
 
 @pytest.mark.usefixtures("no_build")
 def test_finished_model_is_returned_at_once(micro: Path) -> None:
-    assert make_model("micro", micro) == micro
+    assert make_model("micro", micro) == make_model("micro", str(micro)) == micro
 
 
 @pytest.mark.usefixtures("quick_build")

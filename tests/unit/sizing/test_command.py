@@ -46,6 +46,14 @@ def test_every_division_is_a_line_and_the_best_is_first(plan: Plan) -> None:
     assert any(line.startswith("Take 4 x TP1: ") for line in lines)
 
 
+def test_a_narrow_terminal_shows_every_number(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = [line.split() for line in plan("").splitlines() if line[1:4] == " x "]
+    monkeypatch.setenv("COLUMNS", "40")
+    narrow = [line.split() for line in plan("").splitlines() if line[1:4] == " x "]
+    assert narrow == wide
+    assert len(narrow) == 3
+
+
 def test_what_does_not_fit_is_named_below(plan: Plan) -> None:
     output = plan("--gpus 2 --memory-gb 16")
     assert "2 x TP1 does not fit: weights take 16.4 GB" in output
@@ -99,8 +107,20 @@ def test_a_single_device_needs_no_link(plan: Plan) -> None:
         ("--link-us inf", "--link-us inf: give a finite number"),
         ("--tflops inf", "--tflops inf: give a finite number"),
         (f"--device cpu {MEASURED} --tokens-per-s inf", "--tokens-per-s inf: give a finite number"),
+        ("--tflops 1e-320", "--tflops 9.99989e-321: give a number from 1e-30 to 1e[+]30"),
+        ("--link-gb-s 1e-320", "--link-gb-s 9.99989e-321: give a number from"),
+        (f"--device cpu {MEASURED} --tokens-per-s 1e300", "--tokens-per-s 1e[+]300: give a number"),
+        (f"--device cpu {MEASURED} --tokens-per-s 1e-300", "--tokens-per-s 1e-300: give a number"),
+        (f"--shape 1+1x{10**20}", "with at most seven digits each"),
     ],
 )
 def test_wrong_flags_are_named_with_a_remedy(plan: Plan, flags: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         plan(flags)
+
+
+@pytest.mark.parametrize(
+    "flag", [f"--clients={10**400}", f"--number-bytes={10**400}", "--expert-imbalance=inf"]
+)
+def test_numbers_that_no_fleet_has_are_wrong_usage(plan: Plan, flag: str) -> None:
+    assert flag.partition("=")[0] in plan(flag, status=2)

@@ -127,9 +127,10 @@ def test_what_cannot_be_counted_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as refused:
             _read(tmp_path, **{name: size})
         assert f"{name} is {size!r}" in str(refused.value)
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"config\.json is no JSON"):
-        ModelShape.from_directory(tmp_path)
+    for unread in ("{", "[" * 100_000):
+        (tmp_path / "config.json").write_text(unread)
+        with pytest.raises(ConfigError, match=r"config\.json is no JSON"):
+            ModelShape.from_directory(tmp_path)
     for broken in ("{}", "[]", '{"text_config": "x"}'):
         (tmp_path / "config.json").write_text(broken)
         with pytest.raises(ConfigError, match=r"config\.json is not that of a decoder"):

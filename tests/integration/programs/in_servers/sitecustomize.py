@@ -1,4 +1,6 @@
-"""Records calls inside a server, and lets it sleep; imported if this folder is on PYTHONPATH.
+"""Changes servers for tests; imported if this folder is on PYTHONPATH.
+
+It records calls, lets a process sleep, and leaves forwards in flight.
 
 SIGUSR2 starts the recording of calls in a process's main thread, and the next one ends it. The
 record has each pair of caller and callee with the time of its first call. Only functions in files
@@ -6,6 +8,9 @@ of ours or of SGLang's count; the caller is the nearest such function, whatever 
 between.
 
 A sleep of `UNTIL_WOKEN_S` ends when the file is removed that it makes, `asleep` of the process.
+
+Where PREFILL_ONLY_TEST_IN_FLIGHT is set, forwards on a CPU are collected one step after their
+launch, as on CUDA, although they are done at once.
 """
 
 from __future__ import annotations
@@ -16,13 +21,19 @@ import signal
 import sys
 import tempfile
 import time
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 UNTIL_WOKEN_S = 86_407.0
 """A duration that no other code sleeps, by which this sleep is recognised."""
 
+LEFT_IN_FLIGHT = "Forwards are left in flight, for tests"
+"""What a scheduler writes to its log."""
+
+_DECODER = "sglang_prefill_ext.border.model.decoder_model"
 _PACKAGES = ("sglang_prefill_ext.", "sglang.")
 
 _edges: dict[tuple[str, str], int] = {}
@@ -77,3 +88,37 @@ def _sleep(seconds: float) -> None:
 
 _sleep_for = time.sleep
 time.sleep = _sleep
+
+
+class _LeavesInFlight(MetaPathFinder):
+    """Changes the decoder's class as soon as it is imported."""
+
+    def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> Any:
+        if name != _DECODER:
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        assert isinstance(spec, ModuleSpec)
+        loader: Any = spec.loader
+        execute = loader.exec_module
+
+        def execute_and_change(module: ModuleType) -> None:
+            execute(module)
+            _leave_in_flight(module.SglangModel)
+
+        loader.exec_module = execute_and_change
+        return spec
+
+
+def _leave_in_flight(kind: Any) -> None:
+    make = kind.__init__
+
+    def init(self: Any, runner: Any, forward_stream: Any) -> None:
+        make(self, runner, forward_stream)
+        if "PREFILL_ONLY_TEST_IN_FLIGHT" in os.environ and forward_stream is not None:
+            self.asynchronous = True
+            sys.stderr.write(f"{LEFT_IN_FLIGHT}\n")
+
+    kind.__init__ = init
+
+
+sys.meta_path.insert(0, _LeavesInFlight())
