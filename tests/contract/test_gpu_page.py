@@ -1,4 +1,4 @@
-"""The packages that docs/gpu.md lists for its steps are all that these import when they start."""
+"""docs/gpu.md lists all kernels, and all packages that its steps import when they start."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ OURS = {
 }
 GIVEN = {"torch", "triton"}
 PAGE = (ROOT / "docs" / "gpu.md").read_text()
+MAKEFILE = (ROOT / "Makefile").read_text()
 CONFTESTS = ("tests/conftest.py", "tests/kernels/conftest.py")
 KERNEL_TESTS = sorted((ROOT / "tests" / "kernels").rglob("test_*.py"))
 KERNELS = [
@@ -85,6 +86,13 @@ def _without_sglang() -> list[Path]:
     command = ["bash", "-c", f"echo {ignored}"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return [ROOT / each.removeprefix("--ignore=") for each in shown.split()]
+
+
+def test_every_kernel_is_timed() -> None:
+    benches = {each.stem for each in (ROOT / "bench" / "kernels").glob("bench_*.py")}
+    assert set(re.findall(r"-m bench\.kernels\.(bench_\w+)", PAGE)) == benches
+    (looped,) = re.findall(r"^\tfor kernel in ([\w ]+);", MAKEFILE, re.MULTILINE)
+    assert {f"bench_{name}" for name in looped.split()} == benches
 
 
 def test_the_kernel_tests_that_need_sglang_are_named() -> None:
