@@ -59,7 +59,7 @@ test-gpu: setup
 	$(PYTEST) -n $(COMPILERS) tests/kernels
 
 bench-gpu: setup
-	for kernel in merge_state label_readout shared_prefix_attention expert_blocks; do \
+	for kernel in merge_state label_readout shared_prefix_attention causal_conv expert_blocks; do \
 	  $(BIN)/python -m bench.kernels.bench_$$kernel || exit 1; done
 
 demo: setup

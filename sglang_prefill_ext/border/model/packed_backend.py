@@ -101,13 +101,15 @@ class PackedAttentionBackend(AttentionBackend):  # type: ignore[misc]
             forward_batch.adapt(len(read_at))
         window: int | None = layer.sliding_window_size  # tokens before the query's; below 0: all
         window = None if window is None or window < 0 else window
+        # They read the batch: if it kept them, its tensors would wait for the garbage collector.
+        latents, forward_batch.latents = forward_batch.latents, None
         inputs = LayerInputs(
             q.view(-1, layer.tp_q_head_num, layer.qk_head_dim),
             k.view(-1, layer.tp_k_head_num, layer.qk_head_dim),
             v.view(-1, layer.tp_v_head_num, layer.v_head_dim),
             layer.scaling,
             *(layer.logit_cap or 0.0, window, sinks, self._chunks.get(layer.layer_id, 0)),
-            forward_batch.latents,
+            latents,
         )
         out: Tensor = forward_batch.attend(layer.layer_id, inputs)
         return out.reshape(len(out), layer.tp_q_head_num * layer.v_head_dim)

@@ -120,6 +120,14 @@ def test_the_host_waits_for_nothing(reports: dict[str, Any], name: str) -> None:
 
 
 @each_case
+def test_no_forward_leaves_its_tensors_to_the_garbage_collector(
+    reports: dict[str, Any], name: str
+) -> None:
+    """It seldom runs, and memory of the GPU that is exhausted does not make it run."""
+    assert reports[name]["left"] == 0
+
+
+@each_case
 def test_the_kernels_of_the_way_are_launched(reports: dict[str, Any], name: str) -> None:
     launched = reports[name]["launched"]
     assert KERNELS[name] in launched

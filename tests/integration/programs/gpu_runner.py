@@ -8,6 +8,7 @@ forked after the imports.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -34,6 +35,7 @@ from sglang.srt.server_args import PortArgs, prepare_server_args  # noqa: E402
 
 from sglang_prefill_ext.border.messages import PackedRowsReq  # noqa: E402
 from sglang_prefill_ext.border.model.model_classes import encoder_traits  # noqa: E402
+from sglang_prefill_ext.border.model.packed_batch import PackedForwardBatch  # noqa: E402
 from sglang_prefill_ext.border.scheduler import scheduler_hooks  # noqa: E402
 from sglang_prefill_ext.forward import pace  # noqa: E402
 from sglang_prefill_ext.forward.graphs import replay  # noqa: E402
@@ -108,6 +110,11 @@ def few_sizes(max_tokens: int) -> list[int]:
     return [*(size for size in GRAPHS if size < max_tokens), max_tokens]
 
 
+def batches() -> int:
+    """Batches of packed forwards that exist, and with each its tensors."""
+    return sum(type(each) is PackedForwardBatch for each in gc.get_objects())
+
+
 def serve(flags: list[str]) -> dict[str, Any]:
     args = prepare_server_args([*FLAGS, *flags])
     args.resolve_once()
@@ -123,6 +130,9 @@ def serve(flags: list[str]) -> dict[str, Any]:
         GPU.waits.clear()
         libraries.LAUNCHED.clear()
         libraries.COMPILED.clear()
+        gc.collect()
+        gc.disable()
+        of_graphs = batches()
         with torch.inference_mode():
             for name, rows in requests(scheduler, work.setup):
                 request = PackedRowsReq.of(name, rows, OPTIONS)
@@ -130,6 +140,7 @@ def serve(flags: list[str]) -> dict[str, Any]:
                 asked += 1
                 for _ in range(STEPS):
                     scheduler.get_next_batch_to_run(scheduler.running_batch, None)
+        left = batches() - of_graphs
     return {
         "declined": work.runtime.declined_reason,
         "requests": asked,
@@ -137,6 +148,7 @@ def serve(flags: list[str]) -> dict[str, Any]:
         "forwards": work.setup.graphs.forwards,
         "experts": work.setup.experts.reason,
         "waits": GPU.waits,
+        "left": left,
         "launched": libraries.LAUNCHED,
         "compiled": libraries.COMPILED,
         "cached_tokens": work.runtime.stats.tokens_cached,

@@ -47,13 +47,15 @@ class ProfiledServer:
 
     def __init__(self) -> None:
         self.asked: list[str] = []
+        self.started: dict[str, object] = {}
         self.closed = False
 
     async def send(self, request: bytes) -> bytes:
         head, _, body = request.partition(b"\r\n\r\n")
         self.asked.append(head.split()[1].decode())
         if self.asked == ["/start_profile"]:
-            with gzip.open(Path(json.loads(body)["output_dir"]) / "trace.json.gz", "wt") as file:
+            self.started = json.loads(body)
+            with gzip.open(Path(str(self.started["output_dir"])) / "trace.json.gz", "wt") as file:
                 json.dump({"traceEvents": EVENTS}, file)
         return b""
 
@@ -75,6 +77,7 @@ def test_a_profile_is_read_from_the_servers_trace(monkeypatch: pytest.MonkeyPatc
     found = profile.profiled("stock", 1, 4, Case(Shape(60, 2, 50), 1.0, [], []))
     assert connection.asked == ["/start_profile", "/stop_profile"]
     assert connection.closed
+    assert not connection.started["with_stack"], "it would slow the server down"
     assert found == Profile(
         *("stock", 4, "60+2x50", 7, 2.0, 0.7),
         kernels=[("attention", 2, 1.3), ("copy", 1, 0.2)],
