@@ -118,6 +118,7 @@ class MemoryCache:
     def begin(self, prefix: Int32Array, adapter: str = "", *, keep: bool) -> MemoryTransaction:
         self.adapters.append(adapter)
         self.keep_asked.append(keep)
+        assert len(prefix), "there is nothing to match"
         return self._begin(tuple(prefix.tolist()), private=False)
 
     def begin_private(self, num_tokens: int) -> MemoryTransaction:
@@ -125,6 +126,7 @@ class MemoryCache:
 
     def cached_tokens(self, prefix: Int32Array, adapter: str = "") -> int:
         self._looks += 1
+        assert len(prefix), "there is nothing to match"
         if self._looks in self._failing_looks:
             raise MemoryError("no room")
         return self.match(tuple(prefix.tolist()))[1]
