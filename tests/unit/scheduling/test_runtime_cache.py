@@ -236,6 +236,14 @@ def test_a_prefix_longer_than_a_forward_is_cached(asynchronous: bool) -> None:
     assert setup.runtime.stats.tokens_cached == 200
 
 
+def test_a_long_prefix_is_cached_while_the_forward_of_another_job_is_in_flight() -> None:
+    setup, other = Setup(FailingExecutor(asynchronous=True)), list(range(300, 360))
+    setup.submit_large(LARGE, rows=3)
+    setup.submit(other)
+    setup.finish()
+    assert setup.committed == {tuple(LARGE), tuple(other)}
+
+
 def test_what_is_cached_of_a_long_prefix_is_not_computed_again() -> None:
     setup = Setup(FailingExecutor())
     setup.submit(LARGE[:50])
