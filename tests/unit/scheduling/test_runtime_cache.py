@@ -54,6 +54,8 @@ class FailingExecutor:
 
     def launch(self, plan: ForwardPlan) -> FailingCompletion:
         assert len(plan.held) == len(plan.stores) == len(plan.layout.groups)
+        for group, held in zip(plan.layout.groups, plan.held, strict=True):
+            assert group.held == (0 if held is None else len(held)), "a slot for every held token"
         self.plans.append(plan)
         if len(self.plans) in self.failing_launches:
             raise MemoryError("out of memory")
