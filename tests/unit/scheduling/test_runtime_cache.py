@@ -256,6 +256,15 @@ def test_what_is_cached_of_a_long_prefix_is_not_computed_again() -> None:
     assert setup.tokens_cached == [0, 50, 200]
 
 
+def test_what_is_cached_after_the_first_forward_of_a_job_does_not_divide_it_anew() -> None:
+    setup = Setup(FailingExecutor())
+    setup.submit(LARGE[:5])
+    setup.submit_large(LARGE, rows=3)
+    setup.finish()
+    assert sum(plan.num_tokens for plan in setup.executor.plans) == 6 + 203
+    assert setup.committed == {tuple(LARGE[:5]), tuple(LARGE)}
+
+
 def test_a_prefix_that_has_left_the_cache_meanwhile_is_computed_again() -> None:
     setup = Setup(FailingExecutor())
     setup.submit_large(LARGE, rows=3)
