@@ -337,6 +337,13 @@ def test_a_prefix_for_which_there_is_never_room_goes_elsewhere_at_once() -> None
     assert setup.answers["job-1"] is Status.OK
 
 
+def test_a_prefix_that_is_not_held_between_forwards_needs_no_room() -> None:
+    setup = Setup(FailingExecutor(), MemoryCache(capacity=10))
+    setup.submit(PREFIX)
+    setup.finish()
+    assert setup.answers == {"job-0": Status.OK}
+
+
 def test_a_prefix_for_which_there_is_no_room_now_goes_elsewhere() -> None:
     setup = Setup(FailingExecutor())
     taken = setup.cache.take(setup.cache.capacity - 150)
