@@ -230,6 +230,12 @@ def test_equal_rows_that_are_read_in_several_places_stay_as_they_are() -> None:
     assert distinct_rows(rows) == (rows, None)
 
 
+def test_equal_rows_with_labels_of_their_own_and_probable_tokens_stay_as_they_are() -> None:
+    one = int_array([1, 1])
+    rows = PackedRows(int_array([5, 5]), 0, one, Labels(int_array([7, 8]), one, num_best=2))
+    assert distinct_rows(rows) == (rows, None)
+
+
 @given(REPEATING, sampling_params())
 def test_equal_rows_draw_tokens_of_their_own(request: PlainRequest, params: Params) -> None:
     sampling = Sampling.joined([Sampling.one(**params)] * len(request.suffixes))
