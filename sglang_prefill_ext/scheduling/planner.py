@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from sglang_prefill_ext.layout.tokens import ForwardLayout, GroupSpan
 from sglang_prefill_ext.scheduling.split import Piece
-from sglang_prefill_ext.wire.arrays import NO_OVERRIDES, Int32Array, OverrideArray
+from sglang_prefill_ext.wire.arrays import NO_OVERRIDES, Int32Array, OverrideArray, bounds_of
 from sglang_prefill_ext.wire.reads import Reads
 
 
@@ -116,14 +116,14 @@ def _shares(
     pieces: Sequence[Piece], groups: list[list[int]], value_lens: NDArray[np.int64]
 ) -> tuple[Share, ...]:
     shares: dict[int, Share] = {}
-    ends = np.cumsum(value_lens)
+    bounds = bounds_of(value_lens)
     reads = start = 0
     for group, members in enumerate(groups):
         for number in members:
             piece = pieces[number]
             is_first = number == members[0]
             reads += len(piece.reads)
-            stop = int(ends[reads - 1]) if reads else 0
+            stop = int(bounds[reads])
             tokens = piece.num_tokens if is_first else len(piece.suffix_ids)
             shares[number] = Share(group, slice(start, stop), tokens)
             start = stop

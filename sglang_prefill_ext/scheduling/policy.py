@@ -47,7 +47,7 @@ class SchedulingPolicy:
             replayable: see `Piece.is_replayable`.
         """
         graphs = self.graphs
-        eager = graphs.tokens > 0 and not (replayable and graphs.hold(ForwardSize.of(groups)))
+        eager = not (replayable and graphs.hold(ForwardSize.of(groups)))
         return graphs.forward(tokens, self.launch_tokens, eager=eager)
 
     def equivalents(self, piece: Piece) -> int:
@@ -118,8 +118,6 @@ def choose_jobs(
     for before, job in enumerate(in_turn(queue)):
         piece = job.piece
         if chosen and piece.adapter != chosen[0].piece.adapter:
-            if job is queue.begun:
-                break  # if it were overtaken, a second divided job might begin
             passed_divided = passed_divided or job.divided
             continue
         if passed_divided and job.divided:

@@ -64,7 +64,7 @@ def join_results(
         PackingError: a result does not have as many values as its rows ask for.
     """
     results = [result for _, result in parts]
-    if len(parts) == 1 and len(parts[0][0]) == rows.num_rows:
+    if len(parts) == 1:
         return results[0]
     queue_ms = min(each.queue_ms for each in results)
     return PackedResult(

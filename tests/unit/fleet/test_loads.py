@@ -135,6 +135,14 @@ def test_silence_is_suspect_within_a_second_and_an_answer_ends_it() -> None:
     assert loads["a"].health(1.5) is Health.UP
 
 
+def test_who_had_nothing_to_do_was_not_silent() -> None:
+    loads = loads_of("a")
+    loads["a"].sent(0.2, 100.0)
+    assert loads["a"].passed_s(100.1) == pytest.approx((0.1, 100.1))
+    assert loads["a"].health(100.1) is Health.UP
+    assert outstanding(loads, "a", 100.1) == pytest.approx(0.1)
+
+
 def test_who_answers_is_not_silent_however_much_waits() -> None:
     loads = loads_of("a")
     tickets = [loads["a"].sent(0.2, 0.0) for _ in range(20)]

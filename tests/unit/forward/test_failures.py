@@ -13,10 +13,11 @@ from sglang_prefill_ext.forward.device import require_usable
 from sglang_prefill_ext.scheduling import failures, runtime
 from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
+from sglang_prefill_ext.wire.arrays import Int32Array
 from sglang_prefill_ext.wire.status import Status
 from tests.unit.scheduling.caches import MemoryCache, MemoryTransaction
 from tests.unit.scheduling.jobs import request
-from tests.unit.scheduling.test_runtime_cache import JOINING, PREFIX, FailingExecutor
+from tests.unit.scheduling.test_runtime_cache import JOINING, LARGE, PREFIX, FailingExecutor
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 FIRST = frozenset({1})
@@ -89,29 +90,44 @@ class _UncommittedTransaction(MemoryTransaction):
         raise RuntimeError("the tree is broken")
 
 
+class _CacheThatCannotKeep(MemoryCache):
+    def __init__(self, broken: list[int]) -> None:
+        super().__init__()
+        self._broken = broken
+
+    def begin(self, prefix: Int32Array, adapter: str = "", *, keep: bool) -> MemoryTransaction:
+        if prefix.tolist() != self._broken:
+            return super().begin(prefix, adapter, keep=keep)
+        transaction = _UncommittedTransaction(self, tuple(self._broken), private=False)
+        self.begun.append(transaction)
+        return transaction
+
+
 @each_asynchronous
-def test_a_prefix_that_cannot_be_kept_is_its_jobs_failure(
-    asynchronous: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prefix_that_cannot_be_kept_is_its_jobs_failure(asynchronous: bool) -> None:
     """Other jobs of the forward, whose transactions had not ended, are tried again."""
-    cache = MemoryCache()
     other = PREFIX[::-1]
-    begin = cache.begin
-
-    def begin_broken(prefix: np.ndarray, *args: str, keep: bool) -> MemoryTransaction:
-        if prefix.tolist() == other:
-            transaction = _UncommittedTransaction(cache, tuple(other))
-            cache.begun.append(transaction)
-            return transaction
-        return begin(prefix, *args, keep=keep)
-
-    monkeypatch.setattr(cache, "begin", begin_broken)
+    cache = _CacheThatCannotKeep(other)
     served = Served(FailingExecutor(asynchronous), cache)
     served.submit(other, PREFIX)
     served.finish()
     assert served.statuses == {"job-0": "failed", "job-1": "ok"}
     assert set(cache.committed) == {tuple(PREFIX)}
     assert "" not in cache.outcomes
+
+
+@each_asynchronous
+def test_a_long_prefix_that_cannot_be_kept_fails_no_job_but_may_end_the_step(
+    asynchronous: bool,
+) -> None:
+    seen: list[Exception] = []
+    cache = _CacheThatCannotKeep(LARGE)
+    served = Served(FailingExecutor(asynchronous), cache, after_failure=seen.append)
+    served.submit(LARGE)
+    served.finish()
+    assert served.statuses == {"job-0": "ok"}
+    assert [str(error) for error in seen] == ["the tree is broken"]
+    cache.check_idle()
 
 
 def test_an_answer_that_cannot_be_made_is_its_jobs_failure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,7 @@ def test_whole_prompts_are_read_at_their_first_tokens() -> None:
 @pytest.mark.parametrize("prefix", [(1, 0), (0, 1)])
 def test_whole_prompts_share_no_prefix(prefix: tuple[int, int]) -> None:
     with pytest.raises(PackingError, match="whole prompt"):
-        ForwardLayout((group(*prefix, 2),), causal=False)
+        ForwardLayout((group(0, 0, 2), group(*prefix, 2)), causal=False)
 
 
 def test_a_row_is_numbered_as_if_sent_alone() -> None:

@@ -118,6 +118,7 @@ class MemoryCache:
     def begin(self, prefix: Int32Array, adapter: str = "", *, keep: bool) -> MemoryTransaction:
         self.adapters.append(adapter)
         self.keep_asked.append(keep)
+        assert len(prefix), "there is nothing to match"
         return self._begin(tuple(prefix.tolist()), private=False)
 
     def begin_private(self, num_tokens: int) -> MemoryTransaction:

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.errors import ConfigError
-from sglang_prefill_ext.scheduling.budget import ForwardBudget
+from sglang_prefill_ext.scheduling.budget import ForwardBudget, QueueLoad, load_of
+from tests.unit.wire.strategies import PlainRequest
 
 SMALL = st.integers(0, 5)
 
@@ -43,3 +44,9 @@ def test_memory_is_unlimited_unless_given() -> None:
 def test_a_budget_without_room_for_a_token_is_refused(limits: tuple[int, int, int, int]) -> None:
     with pytest.raises(ConfigError, match=f"max_tokens={limits[0]}, max_bytes={limits[1]} "):
         ForwardBudget(*limits)
+
+
+def test_a_request_is_loaded_with_its_tokens_reads_and_answer() -> None:
+    rows = PlainRequest([1, 2], [[3], [4]], [[7]] * 2, shared_labels=True).pack()
+    assert load_of(rows) == QueueLoad(tokens=4, rows=2, bytes=4 * (4 + 2 * 2 + 2))
+    assert load_of(rows, num_values=100) == QueueLoad(tokens=4, rows=2, bytes=4 * (4 + 2 * 2 + 100))

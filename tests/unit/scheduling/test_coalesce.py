@@ -156,6 +156,15 @@ def test_no_divided_job_begins_behind_one_of_another_adapter_that_is_under_way()
     assert _chosen(short, under_way, job_of(request(range(12)), budget=8)) == [0]
 
 
+def test_short_jobs_overtake_a_divided_one_of_another_adapter_and_no_divided_one_does() -> None:
+    large, small = request(range(12)), request([], [1])
+    for begun in (0, 1):
+        first, passed = job_of(small), job_of(replace(large, adapter="a"), budget=8)
+        passed.next_piece = begun
+        others = job_of(replace(small, adapter="b")), job_of(small), job_of(large, budget=8)
+        assert _chosen(first, passed, *others) == [0, 3]
+
+
 def test_a_job_that_runs_alone_lets_none_join_and_joins_none() -> None:
     jobs = _jobs(1, 1, 1)
     jobs[1].alone = True
@@ -288,6 +297,8 @@ def test_more_rows_and_prefixes_than_a_graph_has_states_for_are_not_joined() -> 
     with_prefix = [job_of(request([number], [1])) for number in range(20)]
     assert _number_chosen(with_prefix, GRAPHS) == 20
     assert _number_chosen(with_prefix, carries) == 8
+    without_prefix = [job_of(request([], [1])) for _ in range(20)]
+    assert _number_chosen([*with_prefix[:8], *without_prefix], carries) == 28
     of_one_prefix = [job_of(request([7], *[[1]] * 5)) for _ in range(20)]
     assert _number_chosen(of_one_prefix, GRAPHS) == 20
     assert _number_chosen(of_one_prefix, carries) == 12

@@ -15,6 +15,7 @@ from sglang_prefill_ext.scheduling.planner import ForwardPlan
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
 from sglang_prefill_ext.scheduling.queue import order_key
 from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
+from sglang_prefill_ext.wire.status import Status
 from tests.unit.scheduling.jobs import IdleExecutor, job_of, request
 from tests.unit.wire.strategies import PlainRequest, plain_requests
 
@@ -80,7 +81,8 @@ class Watched:
 
     def _on_answer(self, ended: Sequence[Ended]) -> None:
         started = self.runtime.stats.tokens_computed - self._last_forward
-        for job, _ in ended:
+        for job, result in ended:
+            assert result.status is Status.OK
             tokens = sum(piece.num_tokens for piece in job.pieces)
             self.waits.append((tokens, started - job.mark))
 

@@ -54,6 +54,8 @@ class FailingExecutor:
 
     def launch(self, plan: ForwardPlan) -> FailingCompletion:
         assert len(plan.held) == len(plan.stores) == len(plan.layout.groups)
+        for group, held in zip(plan.layout.groups, plan.held, strict=True):
+            assert group.held == (0 if held is None else len(held)), "a slot for every held token"
         self.plans.append(plan)
         if len(self.plans) in self.failing_launches:
             raise MemoryError("out of memory")
@@ -236,6 +238,14 @@ def test_a_prefix_longer_than_a_forward_is_cached(asynchronous: bool) -> None:
     assert setup.runtime.stats.tokens_cached == 200
 
 
+def test_a_long_prefix_is_cached_while_the_forward_of_another_job_is_in_flight() -> None:
+    setup, other = Setup(FailingExecutor(asynchronous=True)), list(range(300, 360))
+    setup.submit_large(LARGE, rows=3)
+    setup.submit(other)
+    setup.finish()
+    assert setup.committed == {tuple(LARGE), tuple(other)}
+
+
 def test_what_is_cached_of_a_long_prefix_is_not_computed_again() -> None:
     setup = Setup(FailingExecutor())
     setup.submit(LARGE[:50])
@@ -244,6 +254,15 @@ def test_what_is_cached_of_a_long_prefix_is_not_computed_again() -> None:
     setup.finish()
     assert sum(plan.num_tokens for plan in setup.executor.plans) == 51 + 150 + 70 + 1 + 70
     assert setup.tokens_cached == [0, 50, 200]
+
+
+def test_what_is_cached_after_the_first_forward_of_a_job_does_not_divide_it_anew() -> None:
+    setup = Setup(FailingExecutor())
+    setup.submit(LARGE[:5])
+    setup.submit_large(LARGE, rows=3)
+    setup.finish()
+    assert sum(plan.num_tokens for plan in setup.executor.plans) == 6 + 203
+    assert setup.committed == {tuple(LARGE[:5]), tuple(LARGE)}
 
 
 def test_a_prefix_that_has_left_the_cache_meanwhile_is_computed_again() -> None:
@@ -316,6 +335,13 @@ def test_a_prefix_for_which_there_is_never_room_goes_elsewhere_at_once() -> None
     setup.submit_large(LARGE[:199], rows=3)
     setup.finish()
     assert setup.answers["job-1"] is Status.OK
+
+
+def test_a_prefix_that_is_not_held_between_forwards_needs_no_room() -> None:
+    setup = Setup(FailingExecutor(), MemoryCache(capacity=10))
+    setup.submit(PREFIX)
+    setup.finish()
+    assert setup.answers == {"job-0": Status.OK}
 
 
 def test_a_prefix_for_which_there_is_no_room_now_goes_elsewhere() -> None:

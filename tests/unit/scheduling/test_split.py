@@ -4,13 +4,19 @@ from dataclasses import replace
 from functools import cache
 from itertools import accumulate, pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
-from sglang_prefill_ext.scheduling.split import Piece, split_request, unfit_row
+from sglang_prefill_ext.scheduling.split import (
+    Piece,
+    cacheable_prefix,
+    split_request,
+    unfit_row,
+)
 from tests.unit.wire.strategies import PlainRequest, asking, plain_requests
 
 MAX_SUFFIX = 5
@@ -126,6 +132,15 @@ def test_only_equal_whole_prefixes_of_an_adapter_have_equal_keys(
     pieces = split_request(first.pack(), budget)
     for piece in pieces:
         assert (piece.prefix_key is not None) == (len(pieces) == 1)
+
+
+def test_a_prefix_that_is_read_or_has_embeddings_comes_from_no_cache() -> None:
+    rows = PlainRequest([1, 2], [[3]], [[1]], shared_labels=True).pack()
+    prefix = cacheable_prefix(rows)
+    assert prefix is not None
+    assert prefix.tolist() == [1, 2]
+    assert cacheable_prefix(replace(rows, prefix_reads=1)) is None
+    assert cacheable_prefix(replace(rows, overrides=np.ones((1, 4), np.float32))) is None
 
 
 def test_a_long_prefix_is_computed_in_chunks() -> None:

@@ -78,7 +78,8 @@ def test_all_fit_into_what_is_there(
     copies = 1 if shared else schedulers
     reserves = 1 if given_ else schedulers
     taken = schedulers * share + copies * first.weights + reserves * first.reserve
-    assert schedulers * reserve_share(first, schedulers) <= reserves * first.reserve
+    reserve = reserve_share(first, schedulers)
+    assert schedulers * reserve <= reserves * first.reserve < schedulers * (reserve + 1)
     assert taken <= free + 2 * schedulers  # whole bytes of weights and reserve
     assert share > 0
 

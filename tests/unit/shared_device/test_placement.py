@@ -79,6 +79,8 @@ def test_cores_are_divided_evenly(cores: list[int], schedulers: int) -> None:
 
 def test_so_many_for_each() -> None:
     assert core_groups([2, 3, 5, 7, 8], 2, 2) == [[2, 3], [5, 7]]
+    assert core_groups([2, 3, 5, 7], 2, 2) == [[2, 3], [5, 7]]
+    assert core_groups([2, 3, 5, 7], 2, 1) == [[2], [3]]
 
 
 def test_more_than_there_are() -> None:

@@ -94,6 +94,9 @@ DAMAGES: dict[str, Damage] = {
     "a row without suffix": _with_suffix_len(0),
     "a row of negative length": _with_suffix_len(-1),
     "no labels": lambda rows: asking(rows, ids=int_array([])),
+    "less than no token": lambda rows: asking(
+        rows, ids=int_array([1, 2]), lens=int_array([]), num_best=-1
+    ),
 }
 
 

@@ -121,11 +121,14 @@ def test_an_answer_of_another_size_is_refused() -> None:
         join_results(rows, [(np.array([0]), good), (np.array([1]), bad)])
 
 
-def test_reads_of_a_prefix_and_lone_rows_are_not_divided() -> None:
+def test_reads_of_a_prefix_draws_and_lone_rows_are_not_divided() -> None:
     rows = PackedRows(int_array([1, 2, 3]), 1, int_array([1, 1]), Labels(int_array([5])))
+    one = Sampling.one(temperature=1.0, top_p=1.0, min_p=0.0, top_k=5, seed=1, biases={})
+    drawn = Labels(num_best=1, sampling=Sampling.joined([one, one]))
     assert is_divisible(rows)
     assert not is_divisible(replace(rows, prefix_reads=1))
     assert not is_divisible(replace(rows, suffix_lens=int_array([2])))
+    assert not is_divisible(replace(rows, read=drawn))
 
 
 def packed(prefix: int, lens: list[int]) -> PackedRows:
@@ -218,6 +221,19 @@ def test_equal_prompts_share_a_vector() -> None:
     assert (kept.tokens.tolist(), kept.num_rows, kept.num_values) == ([1, 2], 2, 4)
     assert places is not None
     assert places.tolist() == [0, 1, 2, 3, 0, 1]
+
+
+def test_equal_rows_that_are_read_in_several_places_stay_as_they_are() -> None:
+    read = Vectors(2, wanted=int_array([1, 0, 1, 1]))
+    two = int_array([2, 2])
+    rows = PackedRows(int_array([5, 6, 5, 6]), 0, two, read, read_lens=two)
+    assert distinct_rows(rows) == (rows, None)
+
+
+def test_equal_rows_with_labels_of_their_own_and_probable_tokens_stay_as_they_are() -> None:
+    one = int_array([1, 1])
+    rows = PackedRows(int_array([5, 5]), 0, one, Labels(int_array([7, 8]), one, num_best=2))
+    assert distinct_rows(rows) == (rows, None)
 
 
 @given(REPEATING, sampling_params())

@@ -243,6 +243,7 @@ def test_every_row_has_a_vector_at_its_end() -> None:
     vectors = Vectors(5)
     vectors.check(2, 2, row_ends=True)
     assert (vectors.num_values(2), vectors.lens_of(0, 2).tolist()) == (10, [5, 5])
+    assert (vectors.lens_of(1, 2).tolist(), vectors.lens_of(1, 2).dtype) == ([5], np.int32)
     assert vectors.by_read(np.arange(10)).tolist() == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
     for damage in (Vectors(0), Vectors(5, int_array([1, 1]))):
         with pytest.raises(PackingError, match="labels"):
