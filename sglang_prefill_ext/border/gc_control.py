@@ -9,12 +9,16 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from functools import cache
 from typing import Any
+from urllib.parse import urlsplit
 
 from sglang.srt.runtime_context import get_observability, get_serving
 
 from sglang_prefill_ext.border.messages import GcReq, PackedAbortReq
 from sglang_prefill_ext.metrics.pauses import PauseMetrics
 from sglang_prefill_ext.process.collector import Collector
+from sglang_prefill_ext.process.ports import LOOPBACK, await_listener
+
+_LISTENS_WITHIN_S = 10.0
 
 
 @cache
@@ -42,6 +46,16 @@ def attach_detokenizer(_result: None, manager: Any) -> None:
         return message
 
     manager._request_dispatcher._mapping[GcReq] = pass_on
+
+
+def freeze_when_listening(original: Callable[[Any], None], server_args: Any) -> None:
+    """AROUND `http_server._freeze_gc_after_server_warmup`, which asks the server itself.
+
+    With ``--skip-server-warmup`` SGLang asks before the server listens.
+    """
+    address = urlsplit(server_args.url())
+    await_listener(address.hostname or LOOPBACK, address.port or 0, _LISTENS_WITHIN_S)
+    original(server_args)
 
 
 async def spread_to_workers(

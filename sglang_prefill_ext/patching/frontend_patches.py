@@ -120,6 +120,15 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         diffs=_GC,
     ),
     _around(
+        id="P48",
+        target="sglang.srt.entrypoints.http_server._freeze_gc_after_server_warmup",
+        hook=f"{_BORDER}.gc_control:freeze_when_listening",
+        why="With --skip-server-warmup no process would freeze: SGLang asks its own server before "
+        "that listens.",
+        relies_on="server_args.url requests.post",
+        diffs=("0045-freeze-when-the-server-listens.patch",),
+    ),
+    _around(
         id="P45",
         target=f"{_MANAGERS}.multi_tokenizer_mixin.MultiTokenizerRouter"
         "._distribute_result_to_workers",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -13,6 +14,7 @@ LOOPBACK = "127.0.0.1"
 
 _PORTS = range(20_000, 32_000)
 _PORT_TRIES = 100
+_LISTENER_POLL_S = 0.02
 
 
 def free_port(host: str = LOOPBACK) -> int:
@@ -34,6 +36,20 @@ def free_port(host: str = LOOPBACK) -> int:
             claim.detach()
             return port
     raise ServerStartError(f"{host}: none of {_PORT_TRIES} ports is free; end what listens there.")
+
+
+def await_listener(host: str, port: int, most_s: float) -> bool:
+    """Wait until something listens at an address; return False if nothing does in time.
+
+    Args:
+        most_s: of attempts; the last one may take a second more.
+    """
+    end_s = time.monotonic() + most_s
+    while time.monotonic() < end_s:
+        with suppress(OSError), socket.create_connection((host, port), timeout=1.0):
+            return True
+        time.sleep(_LISTENER_POLL_S)
+    return False
 
 
 def joined(host: str, port: int) -> str:

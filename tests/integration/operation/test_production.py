@@ -66,7 +66,7 @@ def production(
     flags += ("--log-requests", "--log-requests-level", "1", "--log-requests-format", "json")
     flags += ("--log-requests-target", str(folder / "log"))
     flags += ("--export-metrics-to-file", "--export-metrics-to-file-dir", str(folder / "export"))
-    flags += ("--served-model-name", NAME, "--api-key", KEY)
+    flags += ("--served-model-name", NAME, "--api-key", KEY, "--skip-server-warmup")
     flags += ("--enable-request-time-stats-logging", "--crash-dump-folder", str(folder / "crash"))
     flags += ("--enable-trace", "--otlp-traces-endpoint", collector.address)
     flags += ("--prefill-only-attach", str(folder / "attach" / "engine.sock"))
@@ -88,6 +88,13 @@ def test_a_request_without_the_key_is_refused(production: Serving) -> None:
         assert production.client.http.post(path, json=SCORE, headers=bare).status_code == 401
     assert production.client.http.get("/prefill_only/status", headers=bare).status_code == 401
     assert production.client.http.get("/health", headers=bare).status_code == 200
+
+
+@pytest.mark.patch("P48")
+def test_processes_freeze_without_a_warm_up(production: Serving) -> None:
+    wait_until(lambda: "freeze" in production.client.status()["frontend"]["startup"])
+    reports = production.client.collect_garbage("stats")
+    assert all(each["frozen"] > sum(each["objects"]) for each in reports), reports
 
 
 def test_both_paths_answer_alike(production: Serving) -> None:

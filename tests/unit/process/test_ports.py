@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import socket
+import threading
+import time
 
 import pytest
 
 from sglang_prefill_ext.errors import ConfigError, ServerStartError
 from sglang_prefill_ext.process import ports
-from sglang_prefill_ext.process.ports import bound, free_port, joined, reserved
+from sglang_prefill_ext.process.ports import await_listener, bound, free_port, joined, reserved
 
 
 def test_free_port_can_be_bound() -> None:
@@ -20,6 +22,19 @@ def test_a_free_port_is_given_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ports, "_PORT_TRIES", 1)
     with pytest.raises(ServerStartError, match="none of 1 ports is free"):
         free_port()
+
+
+def test_a_listener_is_awaited() -> None:
+    with socket.socket() as later:
+        later.bind((ports.LOOPBACK, 0))
+        port = later.getsockname()[1]
+        begin_s = time.monotonic()
+        assert not await_listener(ports.LOOPBACK, port, 0.1)
+        timer = threading.Timer(0.1, later.listen)
+        timer.start()
+        assert await_listener(ports.LOOPBACK, port, 60.0)
+        assert time.monotonic() - begin_s >= 0.2
+        timer.join()
 
 
 def test_a_port_is_kept_for_those_that_share_it() -> None:
