@@ -8,7 +8,12 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 import torch
 from torch.distributed import DistError
 
-OF_ONE_RANK = (MemoryError, torch.OutOfMemoryError, DistError)
+
+class OneRankError(RuntimeError):
+    """A device has not done what it usually does, such as replay a graph; those of others may."""
+
+
+OF_ONE_RANK = (MemoryError, torch.OutOfMemoryError, DistError, OneRankError)
 """Errors that may occur on one tensor-parallel rank and not on the others."""
 
 

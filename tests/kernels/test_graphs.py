@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from sglang_prefill_ext.config import AttentionWay
+from sglang_prefill_ext.forward.device import require_usable
 from sglang_prefill_ext.forward.executor import PackedExecutor
 from sglang_prefill_ext.forward.graphs import replay as graphs_module
 from sglang_prefill_ext.forward.graphs.capture import Capture, Work
@@ -308,8 +309,10 @@ def test_a_replay_that_fails_on_one_of_several_ranks_raises(
     executor = executor_with_graphs(model, AttentionWay.FUSED)
     forward = FORWARDS["rows_behind_a_prefix"]
     assert np.isfinite(answer(executor, forward)).all()
-    with pytest.raises(RuntimeError, match="an illegal instruction"):
+    with pytest.raises(RuntimeError, match="an illegal instruction") as raised:
         answer(executor, forward)
+    with pytest.raises(RuntimeError, match="an illegal instruction"):
+        require_usable(device, 2, raised.value)  # ends the scheduler, as other ranks go on
 
 
 def test_a_forward_whose_experts_are_counted_is_not_replayed(device: torch.device) -> None:

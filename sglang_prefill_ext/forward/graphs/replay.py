@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sglang_prefill_ext.attention.prefix_libraries import LIBRARIES
 from sglang_prefill_ext.config import AttentionWay
+from sglang_prefill_ext.forward.device import OneRankError
 from sglang_prefill_ext.forward.graphs.capture import capture_for
 from sglang_prefill_ext.forward.graphs.forward_graph import HELD_TOKENS, ForwardGraph, GraphSlots
 from sglang_prefill_ext.forward.graphs.plan import (
@@ -91,7 +92,7 @@ class PackedGraphs:
             The output of `Model.prepare` at the reads; None: run the forward eagerly.
 
         Raises:
-            Exception: the replay failed on one of several ranks.
+            OneRankError: the replay failed, and there are other ranks.
         """
         reason, graph = ("counted", None) if counted else self._choice(plan)
         hidden = None
@@ -119,9 +120,10 @@ class PackedGraphs:
 
     def _failed(self, what: str, failure: Exception) -> None:
         """Go on without graphs; if there are other ranks, raise, as they would go on with them."""
+        why = f"{what} failed: {_said(failure)}"
         if not self._model.alone:
-            raise failure
-        self.give_up(f"{what} failed: {_said(failure)}", failure)
+            raise OneRankError(why) from failure
+        self.give_up(why, failure)
 
     @torch.inference_mode()
     def _try_capture(self, sizes: Sequence[int], pool: KVPool | None) -> None:
