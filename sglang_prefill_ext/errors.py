@@ -30,6 +30,10 @@ class RequestError(PrefillExtError, ValueError):
         self.field = field
 
 
+class WrongTypeError(RequestError, TypeError):
+    """A prompt holds what is no token id; SGLang raises `TypeError`."""
+
+
 class TooManyItemsError(RequestError):
     """A request has more items than `--prefill-only-max-items`."""
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.config.knobs import flag_name
-from sglang_prefill_ext.errors import RequestError, TooManyItemsError
+from sglang_prefill_ext.errors import RequestError, TooManyItemsError, WrongTypeError
 from sglang_prefill_ext.wire.arrays import Int32Array
 
 TOKEN_BYTES = 4
@@ -145,7 +145,7 @@ def flatten_ids(
 
     Raises:
         RequestError: an id lies outside ``-overrides <= id < vocab_size``.
-        TypeError: an element is not an integer.
+        WrongTypeError: an element is not an integer.
     """
     rows = list(rows)
     try:
@@ -157,6 +157,13 @@ def flatten_ids(
         fits = not len(flat) or np.maximum.reduce(shifted) < vocab_size + overrides
     except OverflowError:
         fits = False
+    except TypeError as error:
+        wrong = next(each for each in chain.from_iterable(rows) if not hasattr(each, "__index__"))
+        raise WrongTypeError(
+            f"The prompt (field `{field}`) contains {wrong!r:.80}, which is no token id. "
+            "Send integers.",
+            field=field,
+        ) from error
     if not fits:
         for row in filter(None, rows):
             check_prompt(row, vocab_size, field=field)

@@ -87,6 +87,10 @@ def test_knobs_reach_the_engine(report: dict[str, Any]) -> None:
     assert "items: 51 items exceed the limit of 50" in report["too_many_items"]
 
 
+def test_what_is_no_token_id_is_refused_by_value(report: dict[str, Any]) -> None:
+    assert "contains 'x', which is no token id" in report["no_token_id"]
+
+
 def test_wrong_knobs_are_refused(report: dict[str, Any]) -> None:
     assert "--prefill-only-max-items must be a whole number" in report["refused_value"]
     assert "got 0" in report["refused_value"]

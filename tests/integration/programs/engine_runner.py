@@ -92,6 +92,7 @@ def main() -> None:
         generated = engine.generate(input_ids=[5, 6, 7], sampling_params=sampling)
         report["generated"] = generated["output_ids"]
         report["counters"] = engine.tokenizer_manager._prefill_only.path.metrics.as_dict()
+        report["no_token_id"] = raised(lambda: engine.score(**bodies[0] | {"items": [[5], ["x"]]}))
         report["children"] = living_children()
     finally:
         engine.shutdown()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from itertools import chain
 
 import numpy as np
@@ -42,8 +43,10 @@ def test_flatten_refuses_an_id_outside_by_field_and_value(
 
 @pytest.mark.parametrize("element", [1.0, 1.5, float("nan"), "1", None, [1]])
 def test_flatten_refuses_what_is_no_integer(element: object) -> None:
-    with pytest.raises(TypeError):
+    shown = re.escape(repr(element))
+    with pytest.raises(TypeError, match=rf"`items`.* {shown}, which is no token id") as raised:
         flatten_ids([[1], [element]], VOCAB, field="items")  # type: ignore[list-item]
+    assert isinstance(raised.value, RequestError)
 
 
 @pytest.mark.parametrize("ids", [[0], [VOCAB - 1], [3, 0, VOCAB - 1]])
