@@ -35,9 +35,8 @@ def explain(base_url: str, body: bytes, *, api_key: str | None = None) -> dict[s
             "Give the server's http address."
         )
     request = Request(EXPLAIN_PATH, *_checked(body), read=_facts)
-    made = exchange.http_client(httpx.Client, httpx.HTTPTransport, base_url, api_key)
     with (
-        made as http,
+        exchange.http_client(httpx.Client, httpx.HTTPTransport, base_url, api_key) as http,
         exchange.transport_errors(request, base_url),
     ):
         response = http.post(EXPLAIN_PATH, content=body, timeout=_LONGEST_S)

@@ -30,22 +30,23 @@ class ForwardSize(NamedTuple):
     def of(groups: Sequence[GroupSpan]) -> ForwardSize:
         size = ForwardSize()
         for group in groups:
-            size = size.with_group(group, group.num_tokens)
+            size = size.joined_by(group, group.num_tokens)
         return size
 
-    def with_group(self, group: GroupSpan, tokens: int) -> ForwardSize:
-        """Return the size with one more group, of which `tokens` are computed."""
+    def joined_by(self, group: GroupSpan, tokens: int, *, shared: bool = False) -> ForwardSize:
+        """Return the size with one more group, of which `tokens` are computed.
+
+        Args:
+            shared: another group has the same prefix, so only the rows are added to that one.
+        """
+        own = not shared
         return ForwardSize(
             self.tokens + tokens,
-            self.groups + 1,
-            self.prefixes + (group.prefix_len > 0),
+            self.groups + own,
+            self.prefixes + (own and group.prefix_len > 0),
             self.rows + max(group.num_rows, 1),
-            self.held + group.held,
+            self.held + own * group.held,
         )
-
-    def with_rows(self, group: GroupSpan, tokens: int) -> ForwardSize:
-        """Return the size with the rows of a group whose prefix another group has, too."""
-        return self._replace(tokens=self.tokens + tokens, rows=self.rows + max(group.num_rows, 1))
 
 
 def groups_of(tokens: int) -> int:

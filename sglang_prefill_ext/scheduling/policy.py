@@ -47,7 +47,8 @@ class SchedulingPolicy:
             replayable: see `Piece.is_replayable`.
         """
         graphs = self.graphs
-        eager = not (replayable and graphs.hold(ForwardSize.of(groups)))
+        # Without graphs no size is added up: this runs for every waiting job.
+        eager = graphs.tokens > 0 and not (replayable and graphs.hold(ForwardSize.of(groups)))
         return graphs.forward(tokens, self.launch_tokens, eager=eager)
 
     def equivalents(self, piece: Piece) -> int:
@@ -124,7 +125,7 @@ def choose_jobs(
             break
         is_shared = piece.prefix_key in prefixes
         added = len(piece.suffix_ids) if is_shared else piece.num_tokens
-        size = (size.with_rows if is_shared else size.with_group)(piece.span, added)
+        size = size.joined_by(piece.span, added, shared=is_shared)
         tokens, reads = size.tokens, reads + len(piece.reads)
         longer = graphs.forward(tokens, launch_tokens, eager=eager)
         longer -= graphs.forward(tokens - added, launch_tokens, eager=eager)
