@@ -15,4 +15,4 @@ def test_every_error_is_one_of_ours_and_says_what_it_means() -> None:
 
 def test_wrong_requests_are_value_errors_and_nothing_else_is() -> None:
     value_errors = {name for name, found in CLASSES.items() if issubclass(found, ValueError)}
-    assert value_errors == {"RequestError", "TooManyItemsError"}
+    assert value_errors == {"RequestError", "TooManyItemsError", "WrongTypeError"}
