@@ -16,8 +16,9 @@ WARM_UPS = 2
 """Runs before a capture, in which kernels are compiled and libraries allocate workspaces."""
 
 Capture: TypeAlias = Callable[[Work], Work]
-"""Records work; returns a function that runs it again, on the same tensors and into the same
-result. Raises a `RuntimeError` if the work cannot be recorded."""
+"""Records work; returns a function that runs it again, on the same tensors. It returns what the
+next run, of whatever work was recorded, may overwrite: rows of one width, and no more than the
+first work recorded. Raises a `RuntimeError` if the work cannot be recorded."""
 
 
 def call_again(work: Work) -> Work:
@@ -29,14 +30,17 @@ def call_again(work: Work) -> Work:
 def capture_for(device: torch.device) -> Capture:
     """Return the `Capture` for a device.
 
-    CUDA graphs share one memory pool, as no two of them ever run at a time.
+    CUDA graphs share one memory pool and the rows of one result, as no two of them ever run at a
+    time. Results of their own would stay, together several times as large as that of the largest.
     """
     if device.type != "cuda":
         return call_again
     pool = torch.cuda.graph_pool_handle()
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    rows: Tensor | None = None
 
     def capture(work: Work) -> Work:
+        nonlocal rows
         current = torch.cuda.current_stream()
         stream.wait_stream(current)
         with torch.cuda.stream(stream):
@@ -48,6 +52,10 @@ def capture_for(device: torch.device) -> Capture:
             # SGLang's threads that move K/V may call CUDA meanwhile.
             with torch.cuda.graph(graph, pool, stream, "thread_local"):
                 result = work()
+                if rows is None:
+                    rows = result
+                else:
+                    result = rows[: len(result)].copy_(result)
         finally:
             torch.cuda.set_stream(current)  # if the capture fails, torch leaves its stream current
         return partial(_replayed, graph, result, work)

@@ -108,6 +108,15 @@ def test_with_cuda_work_is_warmed_up_captured_once_and_replayed_without_it(
     assert calls == ["replay", "replay"]
 
 
+@pytest.mark.usefixtures("calls")
+def test_with_cuda_all_graphs_write_their_results_to_the_same_rows() -> None:
+    capture = capture_for(torch.device("cuda"))
+    most, few = capture(lambda: torch.full((4, 3), 1.0)), capture(lambda: torch.full((2, 3), 2.0))
+    assert few().tolist() == [[2.0] * 3] * 2
+    assert most().tolist() == [*few().tolist(), [1.0] * 3, [1.0] * 3]
+    assert few().data_ptr() == most().data_ptr()
+
+
 def test_a_capture_that_fails_leaves_the_stream_as_it_was(calls: list[str]) -> None:
     runs = []
 
