@@ -57,7 +57,7 @@ class Facts(msgspec.Struct, tag=True, frozen=True):
         vocab_size: rows of the embedding table; prompt ids must lie below.
         embeddings: width and dtype of the model's, which those of calls have to fit.
         label_vocab_size: label ids must lie below.
-        longest_prompt: in tokens.
+        longest_prompt, longest_packed: see `SchedulerLink`.
         is_generation: whether the model generates; else it makes vectors.
         class_names: of a classification model, by class.
         caching: whether SGLang keeps a prefix cache.
@@ -73,6 +73,7 @@ class Facts(msgspec.Struct, tag=True, frozen=True):
     embeddings: EmbeddingKind
     label_vocab_size: int
     longest_prompt: int
+    longest_packed: int
     is_generation: bool
     class_names: list[str]
     caching: bool

@@ -127,6 +127,10 @@ class Session:
     def longest_prompt(self) -> int:
         return self.facts.longest_prompt
 
+    @property
+    def longest_packed(self) -> int:
+        return self.facts.longest_packed
+
     async def ask(self, call: messages.Stock) -> messages.StockAnswer:
         """Have the engine serve a call by itself, on the stock path.
 

@@ -49,3 +49,7 @@ class SchedulerLink(Protocol):
 
     def longest_prompt(self) -> int:
         """Most tokens of a prompt that the stock path accepts."""
+
+    @property
+    def longest_packed(self) -> int:
+        """Most tokens of a prompt that packed forwards take, if the stock path accepts it."""

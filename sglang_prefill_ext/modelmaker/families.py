@@ -68,6 +68,11 @@ YARN = {
     "beta_fast": 32.0,
     "beta_slow": 1.0,
 }
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0 + dim / 8 for dim in range(12)],
+    "long_factor": [2.0 + dim for dim in range(12)],
+}
 QWEN = {  # see `tokenizer.IMAGE_TOKENS`
     "vision_start_token_id": 3,
     "vision_end_token_id": 4,
@@ -98,6 +103,13 @@ DENSE: Mapping[str, Preset] = {
     "mistral": family("mistral", sliding_window=None),
     "ministral3": family("ministral3"),
     "phi3": family("phi3"),
+    # As Phi-4-mini.
+    "phi3-long": family(
+        "phi3",
+        rope_parameters=LONG_ROPE,
+        original_max_position_embeddings=1024,
+        partial_rotary_factor=0.75,
+    ),
     "arcee": family("arcee"),  # an MLP without a gate
     "glm4": family("glm4"),  # norms after attention and MLP too
     "ernie4": family("ernie4_5"),

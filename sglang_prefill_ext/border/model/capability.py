@@ -16,6 +16,7 @@ from sglang_prefill_ext.border.model.model_classes import (
     RESIDUAL_IN_LAYERS,
     RESIDUAL_ON_BATCH,
     VECTOR_ARCHITECTURES,
+    longest_packed,
 )
 from sglang_prefill_ext.border.model.recurrent.layers import recurrent_layers
 from sglang_prefill_ext.wire.stock_reason import StockReason
@@ -69,14 +70,14 @@ def _has_known_pooling(model: Any) -> bool:
 
 
 def _rotates_by_longest_prompt(runner: Any) -> bool:
-    """Whether one prompt beyond the original context changes the rotary embedding of all others.
+    """Whether one prompt changes the rotary embedding of all others, however short they all are.
 
     SGLang uses the long factors for a whole batch if any position needs them, and so do modules of
     Transformers.
     """
-    context = runner.model_config.context_len
+    longest = longest_packed(runner.model_config)
     return any(
-        module.original_max_position_embeddings < context
+        module.original_max_position_embeddings < longest
         if isinstance(module, Phi3LongRoPEScaledRotaryEmbedding)
         else not _ROTATIONS_BY_LENGTH.isdisjoint(_rotations(module))
         for module in runner.model.modules()

@@ -18,7 +18,11 @@ from sglang_prefill_ext.border.model.capability import attention_layers, head_sh
 from sglang_prefill_ext.border.model.expert_layers import expert_settings
 from sglang_prefill_ext.border.model.kv_pool import plain_pool
 from sglang_prefill_ext.border.model.layer_embeddings import look_media_up_as_padding
-from sglang_prefill_ext.border.model.model_classes import POSITIONS_FROM_1, RESIDUAL_ON_BATCH
+from sglang_prefill_ext.border.model.model_classes import (
+    POSITIONS_FROM_1,
+    RESIDUAL_ON_BATCH,
+    longest_packed,
+)
 from sglang_prefill_ext.border.model.output_head import OutputHead
 from sglang_prefill_ext.border.model.packed_backend import (
     Adapters,
@@ -75,7 +79,7 @@ class SglangModel:
         own = OwnPool(heads, self.dtype, self.device, state_bytes(runner.model, self.dtype))
         self.pool: KVPool = plain_pool(runner, heads[last.layer_id]) or own
         self.vocab_size: int = runner.model_config.vocab_size
-        self.longest_prompt: int | None = runner.model_config.context_len
+        self.longest_prompt: int | None = longest_packed(runner.model_config)
         self.vector_width = self.state_width = 0
         self.unit_length = False
         self._some_zeros = torch.zeros(0, dtype=torch.int64, device=self.device)

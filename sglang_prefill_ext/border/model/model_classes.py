@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang.srt.utils.hf_transformers.common import get_rope_config
+
 from sglang_prefill_ext.frontend.packed_path import EncoderTraits
 
 RESIDUAL_ON_BATCH = frozenset(
@@ -159,6 +161,19 @@ def reads_places(config: Any) -> bool:
     """Return whether the model of a `ModelConfig` can make a vector of any token of a prompt."""
     architectures = config.hf_config.architectures or []
     return bool(architectures) and POOLED_AT_PLACES.issuperset(architectures)
+
+
+def longest_packed(config: Any) -> int:
+    """Return the most tokens of a prompt that packed forwards take of the model of a `ModelConfig`.
+
+    With LongRoPE, one longer prompt changes the rotation of all prompts of its batch, in SGLang.
+    """
+    text, context = config.hf_text_config, int(config.context_len)
+    rope = get_rope_config(text)[1] or {}
+    if "longrope" not in (rope.get("rope_type"), rope.get("type")):
+        return context
+    original = getattr(text, "original_max_position_embeddings", None)
+    return int(min(context, original or rope.get("original_max_position_embeddings", context)))
 
 
 def encoder_traits(config: Any) -> EncoderTraits | None:

@@ -11,6 +11,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from torch import Tensor
 
+from sglang_prefill_ext.border.model.model_classes import longest_packed
 from sglang_prefill_ext.border.scheduler.kv_slots import SglangRoom
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.forward.kv_pool import PrivateSlots, PrivateTransaction, Room
@@ -126,16 +127,19 @@ def shares_prefixes(room: Room, scheduler: Any) -> TypeGuard[SglangRoom]:
 
     They can if SGLang's pool has all K/V of the prefixes in the tree. A draft model has K/V of its
     own for the same slots, which packed forwards do not compute. Neither do they write the marks by
-    which ``--kv-canary`` knows the slots of a prefix.
+    which ``--kv-canary`` knows the slots of a prefix. Where `longest_packed` is less than the
+    context, a longer prompt may have rotated the keys in the tree otherwise.
     """
     tree, speculation = scheduler.tree_cache, scheduler.spec_algorithm
+    runner = scheduler.tp_worker.model_runner
     return (
         isinstance(room, SglangRoom)
         and type(tree) is UnifiedRadixCache
         and not tree.disable
         and (speculation.is_none() or speculation.is_ngram())
         and not scheduler.enable_hierarchical_cache
-        and scheduler.tp_worker.model_runner.canary_manager is None
+        and runner.canary_manager is None
+        and longest_packed(runner.model_config) == runner.model_config.context_len
     )
 
 

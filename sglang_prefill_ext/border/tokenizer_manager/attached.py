@@ -88,6 +88,7 @@ class AttachableEngine:
             embeddings=path.embeddings,
             label_vocab_size=path.label_vocab_size,
             longest_prompt=self._link.longest_prompt(),
+            longest_packed=self._link.longest_packed,
             is_generation=manager.is_generation,
             class_names=[str(names[number]) for number in sorted(names)],
             caching=not manager.server_args.disable_radix_cache,
@@ -133,7 +134,7 @@ class AttachableEngine:
 
     def _require_known(self, rows: PackedRows) -> None:
         """Refuse ids and lengths that would end the scheduler on a GPU."""
-        longest = self._link.longest_prompt()
+        longest = min(self._link.longest_prompt(), self._link.longest_packed)
         if rows.prefix_len + int(rows.suffix_lens.max()) > longest:
             raise PackingError(f"packed rows are longer than the longest prompt of {longest}")
         known = self._path.label_vocab_size

@@ -17,7 +17,7 @@ from sglang_prefill_ext.border.messages import (
     PackedStatusReq,
     PackedStatusResult,
 )
-from sglang_prefill_ext.border.model.model_classes import encoder_traits
+from sglang_prefill_ext.border.model.model_classes import encoder_traits, longest_packed
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.frontend.ask_processes import Questions
 from sglang_prefill_ext.frontend.client_wait import while_connected
@@ -39,6 +39,7 @@ class TokenizerManagerLink:
     def __init__(self, manager: Any, config: PrefillOnlyConfig, metrics: FrontendMetrics) -> None:
         self._manager = manager
         self._encoder = encoder_traits(manager.model_config)
+        self.longest_packed = longest_packed(manager.model_config)
         fast = getattr(manager.tokenizer, "is_fast", False)
         self.tokenizer_json = manager.tokenizer.backend_tokenizer.to_str() if fast else ""
         self.texts = TextEncoder(self._encode_plainly, self.tokenizer_json, config, metrics)

@@ -44,6 +44,7 @@ def facts(**changes: object) -> Facts:
         "embeddings": EmbeddingKind(8, "float32"),
         "label_vocab_size": VOCABULARY,
         "longest_prompt": 1000,
+        "longest_packed": 1000,
         "is_generation": True,
         "class_names": ["no", "yes"],
         "caching": False,

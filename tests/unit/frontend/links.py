@@ -79,6 +79,8 @@ class StubLink:
     def longest_prompt(self) -> int:
         return 100_000
 
+    longest_packed = 100_000
+
 
 def path_of(
     link: StubLink,

@@ -14,7 +14,11 @@ from sglang.srt.models.bert import BertModel
 from torch import nn
 
 from sglang_prefill_ext.border.model.capability import declined_reason
-from sglang_prefill_ext.border.model.model_classes import encoder_traits, reads_places
+from sglang_prefill_ext.border.model.model_classes import (
+    encoder_traits,
+    longest_packed,
+    reads_places,
+)
 from sglang_prefill_ext.frontend.packed_path import EncoderTraits
 
 LINEAR = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
@@ -67,6 +71,9 @@ def test_encoders_are_declined(pooler: nn.Module, lora: bool, reason: str) -> No
     assert declined_reason(scheduler) == reason
 
 
+ORIGINAL = {"original_max_position_embeddings": 64}
+
+
 class TransformersForCausalLM(nn.Module):
     """Stands for the Transformers backend; only the kinds of rotation are read."""
 
@@ -90,7 +97,7 @@ class TransformersForCausalLM(nn.Module):
 def test_rotations_that_the_longest_prompt_decides_are_declined(kinds: Any, reason: str) -> None:
     runner = SimpleNamespace(
         model=TransformersForCausalLM(kinds),
-        model_config=SimpleNamespace(context_len=32),
+        model_config=SimpleNamespace(context_len=32, hf_text_config=SimpleNamespace()),
         attn_backend=object(),
     )
     scheduler = SimpleNamespace(
@@ -99,6 +106,32 @@ def test_rotations_that_the_longest_prompt_decides_are_declined(kinds: Any, reas
         tp_worker=SimpleNamespace(model_runner=runner),
     )
     assert declined_reason(scheduler) == reason
+
+
+@pytest.mark.parametrize(
+    ("config", "longest"),
+    [
+        ({}, 9000),
+        ({"rope_parameters": None}, 9000),
+        ({"rope_parameters": {"rope_type": "yarn", "original_max_position_embeddings": 64}}, 9000),
+        ({"rope_parameters": {"rope_type": "longrope"}, **ORIGINAL}, 64),
+        ({"rope_parameters": {"rope_type": "longrope", **ORIGINAL}}, 64),
+        ({"rope_parameters": {"rope_type": "longrope"}}, 9000),  # then SGLang never changes it
+        ({"rope_scaling": {"type": "longrope"}, **ORIGINAL}, 64),
+        (
+            {
+                "rope_parameters": {"rope_type": "longrope"},
+                "original_max_position_embeddings": 9001,
+            },
+            9000,
+        ),
+    ],
+)
+def test_prompts_are_packed_up_to_where_they_change_the_rotation_of_others(
+    config: dict[str, Any], longest: int
+) -> None:
+    model = SimpleNamespace(context_len=9000, hf_text_config=SimpleNamespace(**config))
+    assert longest_packed(model) == longest
 
 
 class HYV3ForCausalLM(nn.Module):
@@ -124,7 +157,7 @@ def test_queries_that_sglang_quantises_by_a_kernel_of_its_own_are_declined(
     runner = SimpleNamespace(
         model=HYV3ForCausalLM(uses),
         attn_backend=SimpleNamespace(use_fp8=quantised),
-        model_config=SimpleNamespace(context_len=1),
+        model_config=SimpleNamespace(context_len=1, hf_text_config=SimpleNamespace()),
     )
     scheduler = SimpleNamespace(
         enable_lora=False, is_generation=True, tp_worker=SimpleNamespace(model_runner=runner)

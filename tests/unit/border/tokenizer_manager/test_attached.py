@@ -42,6 +42,7 @@ def test_front_ends_encode_no_text_that_sglang_ends_with_a_token_more(
     link: Any = SimpleNamespace(
         tokenizer_json="{}",
         longest_prompt=lambda: 5,
+        longest_packed=5,
         encode=lambda texts: [[1]] * len(texts),
     )
     server: Any = SimpleNamespace(manager=manager, link=link, path=path_of(StubLink()))
@@ -53,7 +54,7 @@ def test_front_ends_encode_no_text_that_sglang_ends_with_a_token_more(
 
 def attachable() -> Any:
     engine = attached.AttachableEngine.__new__(attached.AttachableEngine)
-    engine._link = SimpleNamespace(longest_prompt=lambda: 8)
+    engine._link = SimpleNamespace(longest_prompt=lambda: 9, longest_packed=8)
     engine._path = path_of(StubLink(), vocab_size=100, label_vocab_size=90)
     return engine
 

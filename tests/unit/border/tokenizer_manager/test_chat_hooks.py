@@ -20,6 +20,7 @@ from sglang_prefill_ext.config import PrefillOnlyConfig, TokenizerChoice
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.texts import sample_texts
 from sglang_prefill_ext.texts.libraries import FastokensEncoder
+from tests.unit.border.tokenizer_manager.test_text_hooks import model_config
 from tests.unit.texts.made import json_of
 
 CONFIG = PrefillOnlyConfig(tokenizer=TokenizerChoice.HUGGINGFACE)
@@ -60,7 +61,7 @@ PLAIN: dict[str, Any] = {
 }
 
 
-DECODER = SimpleNamespace(hf_config=SimpleNamespace(architectures=["LlamaForCausalLM"]))
+DECODER = model_config()
 
 
 class Serving(OpenAIServingChat):

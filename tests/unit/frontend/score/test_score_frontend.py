@@ -593,6 +593,16 @@ async def test_other_calls_take_the_stock_path_and_send_nothing(
     assert _nothing_is_left(frontend, link)
 
 
+async def test_calls_that_would_change_the_rotation_of_others_take_the_stock_path(
+    link: StubLink,
+) -> None:
+    link.longest_packed = 4
+    for item, reason in (([3, 3, 3, 3], "long_rope"), ([3] * 100_000, "prompt_too_long")):
+        with pytest.raises(StockPathTaken, match=reason):
+            await _frontend(link).score(ScoreCall([1], [[2], item], [7]))
+    assert link.sent == []
+
+
 LONG = [5] * 1000
 FLAT = FlatRows(int_array([5] * 400), int_array([1] * 400))
 
