@@ -22,7 +22,7 @@ class StockReason(StrEnum):
     MULTIMODAL = "multimodal"
     GRAMMAR = "grammar"
     LOGIT_PROCESSOR = "logit_processor"
-    STOP_STRINGS = "stop_strings"
+    STOP_REGEX = "stop_regex"
     BEAM_SEARCH = "beam_search"
     WATERMARK = "watermark"
     HIDDEN_STATES = "hidden_states"

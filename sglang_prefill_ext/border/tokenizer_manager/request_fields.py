@@ -54,8 +54,7 @@ _UNPACKED_SAMPLING = {
     "regex": StockReason.GRAMMAR,
     "ebnf": StockReason.GRAMMAR,
     "structural_tag": StockReason.GRAMMAR,
-    "stop_strs": StockReason.STOP_STRINGS,
-    "stop_regex_strs": StockReason.STOP_STRINGS,
+    "stop_regex_strs": StockReason.STOP_REGEX,
     "custom_params": StockReason.UNUSUAL_INPUT,
     "watermark": StockReason.WATERMARK,
 }

@@ -58,7 +58,8 @@ def ending(
     length = {"type": "length", "length": sampling.max_new_tokens}
     if token is None:
         return length, ""
-    ends = not sampling.ignore_eos and token in stops
+    stop = _stop_string(manager.tokenizer, sampling.stop_strs, token)
+    ends = stop is None and not sampling.ignore_eos and token in stops
     text = ""
     if not ends or sampling.no_stop_trim:
         text = first_text(
@@ -68,7 +69,19 @@ def ending(
             skip_special=sampling.skip_special_tokens,
             spaces=sampling.spaces_between_special_tokens,
         )
+    if stop is not None:
+        before, found, _ = text.partition(stop) if stop else ("", "", "")
+        text = before + found if sampling.no_stop_trim else before
+        return {"type": "stop", "matched": stop}, text
     return ({"type": "stop", "matched": token} if ends else length), text
+
+
+def _stop_string(tokenizer: Any, stops: Sequence[str], token: int) -> str | None:
+    """The stop string that SGLang's scheduler finds in a token; None if it finds none."""
+    if not stops:
+        return None
+    text = tokenizer.decode([token])
+    return next((each for each in stops if each in text), None)
 
 
 def aborted(manager: Any, request: Any, message: str, status: int) -> BatchStrOutput:

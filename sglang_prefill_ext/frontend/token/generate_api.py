@@ -26,6 +26,7 @@ class _Sampling(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     ignore_eos: bool | UnsetType = UNSET
     skip_special_tokens: bool | UnsetType = UNSET
     spaces_between_special_tokens: bool | UnsetType = UNSET
+    stop: str | list[str] | UnsetType = UNSET
     no_stop_trim: bool | UnsetType = UNSET
 
 

@@ -251,6 +251,23 @@ def test_a_stop_token_ends_the_generation_as_in_stock(generator: Serving) -> Non
         assert reason == ("length" if "ignore_eos" in more else "stop")
 
 
+@pytest.mark.parametrize("at", ["begin", "middle", "end", "nowhere"])
+def test_a_stop_string_ends_the_generation_as_in_stock(generator: Serving, at: str) -> None:
+    client, body = generator.client, {"input_ids": PROMPT, "sampling_params": GREEDY}
+    text = client.post("/generate", body).json()["text"]
+    assert len(text) == 3
+    stop = {"begin": text[:2], "middle": text[1], "end": text[1:], "nowhere": text + "x"}[at]
+    token = client.generate(PROMPT, 1)
+    for more in ({}, {"no_stop_trim": True}, {"stop_token_ids": token, "ignore_eos": True}):
+        sampling = GREEDY | {"stop": [text + "y", stop, text]} | more
+        answer = both(client, "/generate", body | {"sampling_params": sampling})
+        reason = answer["meta_info"]["finish_reason"]
+        assert reason == {"type": "stop", "matched": text if at == "nowhere" else stop}
+    both(client, "/generate", body | {"rid": "a", "sampling_params": GREEDY | {"stop": stop}})
+    asked = {"model": "m", "prompt": [PROMPT] * 2, "max_tokens": 1, "temperature": 0, "stop": stop}
+    both(client, "/v1/completions", asked, packed_requests=2)
+
+
 @pytest.mark.parametrize(
     "sampling",
     [
@@ -386,10 +403,10 @@ def texts(answer: str) -> list[Any]:
     ("fields", "reason"),
     [
         ({"sampling_params": GREEDY | {"regex": "a|b"}}, "grammar"),
-        ({"sampling_params": GREEDY | {"stop": ["x"]}}, "stop_strings"),
+        ({"sampling_params": GREEDY | {"stop_regex": ["x"]}}, "stop_regex"),
         ({"logprob_start_len": [-1]}, "unusual_input"),
     ],
-    ids=["grammar", "stop", "list of starts"],
+    ids=["grammar", "stop regex", "list of starts"],
 )
 def test_what_needs_more_than_logits_takes_the_stock_path(
     generator: Serving, fields: Json, reason: str

@@ -21,7 +21,7 @@ from tests.unit.frontend.token.token_requests import tokenized
 
 TOKEN = 7
 SHOWN = {
-    **dict.fromkeys(("stop_token_ids", "skip_special_tokens", "no_stop_trim"), None),
+    **dict.fromkeys(("stop_strs", "stop_token_ids", "skip_special_tokens", "no_stop_trim"), None),
     **dict.fromkeys(("ignore_eos", "spaces_between_special_tokens"), False),
 }
 """Sampling parameters that affect only the text of an answer."""
