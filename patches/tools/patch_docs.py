@@ -29,8 +29,8 @@ _APPLIED: Mapping[Group, str] = {
 }
 
 _COLUMNS = """\
-| | patched | hook | without the patch | diffs for upstream |
-|---|---|---|---|---|"""
+| | patched | hook | without the patch |
+|---|---|---|---|"""
 
 
 def tables(patches: Sequence[Patch] = PATCHES) -> str:
@@ -51,7 +51,6 @@ def _row(patch: Patch) -> str:
         f"{patch.kind} `{patch.target.removeprefix(_SGLANG)}`",
         f"`{patch.hook.removeprefix(_BORDER)}`",
         patch.why + loaded,
-        ", ".join(f"[{diff[:4]}](../patches/{diff})" for diff in patch.diffs),
     ]
     return f"| {' | '.join(cells)} |"
 
