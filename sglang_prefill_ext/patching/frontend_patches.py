@@ -46,8 +46,8 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         kind=Kind.BEFORE,
         hook=f"{_HOOKS}.prompt_checks:validate_prompt",
         group=Group.FRONTEND,
-        why="Empty prompts, unknown ids, impossible numbers of tokens or positions, and unfit "
-        "embeddings would crash the scheduler, and unknown labels the server.",
+        why="Prompts, ids, numbers and embeddings that cannot work would crash the scheduler, and "
+        "unknown labels the server.",
         relies_on="obj.input_embeds input_ids",
         diffs=(
             "0007-reject-empty-prompts.patch",
@@ -114,8 +114,8 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         id="P43",
         target=f"{_TOKENIZER_MANAGER}.freeze_gc",
         hook=f"{_BORDER}.frontend_setup:freeze_gc",
-        why="Garbage of the start would be frozen, and the tokenizer router and attached front "
-        "ends would not.",
+        why="The tokenizer router and attached front ends would not freeze; garbage of the start "
+        "would be frozen.",
         relies_on="FreezeGCReq gc_threshold self._dispatch_to_scheduler",
         diffs=_GC,
     ),
@@ -123,8 +123,7 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         id="P48",
         target="sglang.srt.entrypoints.http_server._freeze_gc_after_server_warmup",
         hook=f"{_BORDER}.gc_control:freeze_when_listening",
-        why="With --skip-server-warmup no process would freeze: SGLang asks its own server before "
-        "that listens.",
+        why="With --skip-server-warmup no process would freeze.",
         relies_on="server_args.url requests.post",
         diffs=("0045-freeze-when-the-server-listens.patch",),
     ),
@@ -133,8 +132,8 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         target=f"{_MANAGERS}.multi_tokenizer_mixin.MultiTokenizerRouter"
         "._distribute_result_to_workers",
         hook=f"{_BORDER}.gc_control:spread_to_workers",
-        why="With several tokenizer workers, only one would act: to collect garbage the one that "
-        "was asked, to abort a call maybe none.",
+        why="Only one of several tokenizer workers would collect garbage, and maybe none would "
+        "abort a call.",
         relies_on="BaseReq self.socket_mapping.send_output",
         diffs=_GC,
     ),

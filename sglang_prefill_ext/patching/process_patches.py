@@ -79,8 +79,7 @@ PROCESS_PATCHES: tuple[Patch, ...] = (
         kind=Kind.AROUND,
         hook=f"{_CONTROLLER_HOOKS}.several_schedulers:start_in_turn",
         group=Group.DP_CONTROLLER,
-        why="Several schedulers would start on a GPU each, and at once, without knowing the "
-        "memory of the others.",
+        why="Several schedulers would start at once, on a GPU each.",
         relies_on="base_gpu_id mp.Process self._record_scheduler_init_infos",
         diffs=("0020-several-replicas-on-a-gpu.patch",),
     ),
