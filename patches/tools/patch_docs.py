@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import wrap
 
-from patches.tools.upstream import renewed
+from patches.tools.upstream import DIRECTORY, Diff, read_series, renewed
 from sglang_prefill_ext.patching.spec import Group, Patch
 from sglang_prefill_ext.patching.table import PATCHES
 
@@ -29,34 +29,38 @@ _APPLIED: Mapping[Group, str] = {
 }
 
 _COLUMNS = """\
-| | patched | hook | without the patch |
-|---|---|---|---|"""
+| | patched | hook | without the patch | diffs for upstream | can go once SGLang has |
+|---|---|---|---|---|---|"""
 
 
-def tables(patches: Sequence[Patch] = PATCHES) -> str:
+def tables(diffs: Sequence[Diff], patches: Sequence[Patch] = PATCHES) -> str:
     """The changes as Markdown, one table per group."""
+    adds = {diff.name: diff.adds for diff in diffs}
     lines: list[str] = []
     for group in Group:
         if members := [patch for patch in patches if patch.group is group]:
-            rows = (_row(patch) for patch in members)
+            rows = (_row(patch, adds) for patch in members)
             lines += [f"## Group `{group}`", "", *wrap(_APPLIED[group], 100), ""]
             lines += [_COLUMNS, *rows, ""]
     return "\n".join(lines).rstrip()
 
 
-def _row(patch: Patch) -> str:
+def _row(patch: Patch, adds: Mapping[str, list[str]]) -> str:
     loaded = " Only where its module is loaded already." if patch.only_if_imported else ""
+    added = [name for diff in patch.diffs for name in adds[diff]]
     cells = [
         patch.id,
         f"{patch.kind} `{patch.target.removeprefix(_SGLANG)}`",
         f"`{patch.hook.removeprefix(_BORDER)}`",
         patch.why + loaded,
+        ", ".join(f"[{diff[:4]}](../patches/{diff})" for diff in patch.diffs),
+        ", ".join(f"`{name.removeprefix(_SGLANG)}`" for name in added),
     ]
     return f"| {' | '.join(cells)} |"
 
 
 def main() -> None:
-    PAGE.write_text(renewed(PAGE, tables()), encoding="utf-8")
+    PAGE.write_text(renewed(PAGE, tables(read_series(DIRECTORY))), encoding="utf-8")
 
 
 if __name__ == "__main__":

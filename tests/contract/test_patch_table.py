@@ -43,7 +43,7 @@ def test_an_entry_is_complete(patch: Patch) -> None:
 
 def test_the_documentation_is_up_to_date() -> None:
     written = docs.PAGE.read_text()
-    assert written == upstream.renewed(docs.PAGE, docs.tables()), docs.__doc__
+    assert written == upstream.renewed(docs.PAGE, docs.tables(DIFFS)), docs.__doc__
     assert f"`{SUPPORTED_SGLANG}`" in written
 
 
