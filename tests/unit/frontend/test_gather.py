@@ -171,7 +171,7 @@ async def test_a_batch_that_fails_fails_for_all_and_the_next_one_is_served() -> 
     assert await gatherer.ask("a", [2]) == [20]
 
 
-class Odd(Exception):
+class OddError(Exception):
     """Cannot be copied: its constructor takes other arguments than `args` has."""
 
     def __init__(self, *, code: int) -> None:
@@ -232,7 +232,7 @@ def test_errors_of_ours_can_be_copied_with_what_they_tell(kind: type[PrefillExtE
     own = _of_its_own(error)
     assert (type(own), str(own), own.retry_after_s) == (kind, "why", 2.5)  # type: ignore[attr-defined]
     assert own is not error
-    assert _of_its_own(odd := Odd(code=5)) is odd
+    assert _of_its_own(odd := OddError(code=5)) is odd
     taken = _of_its_own(StockPathTaken(StockReason.NO_ITEMS, call=[5]))
     assert isinstance(taken, StockPathTaken)
     assert (taken.reason, taken.call) == (StockReason.NO_ITEMS, [5])
