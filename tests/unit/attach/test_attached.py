@@ -341,6 +341,14 @@ async def test_one_that_says_hello_again_begins_anew(path: Path) -> None:
         asking.cancel()
 
 
+async def test_calls_to_an_engine_that_has_forgotten_their_front_end_end(path: Path) -> None:
+    async with waiting(StubEngine(), path) as (broker, connection, asking):
+        broker._forget(*broker._peers)
+        for call in (asyncio.ensure_future(ask(connection.session)), asking):
+            with pytest.raises(EngineUnavailableError, match="Try again"):
+                await asyncio.wait_for(call, 60)
+
+
 async def test_an_answer_to_an_earlier_hello_ends_no_call(path: Path) -> None:
     engine = StubEngine()
     async with waiting(engine, path) as (_, connection, asking):
