@@ -194,7 +194,6 @@ async def test_a_front_end_that_dies_leaves_nothing_in_the_engine(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(messages, "BEAT_S", 0.05)
-    monkeypatch.setattr(messages, "SILENCE_S", 0.2)
     engine = StubEngine()
     engine.fall_silent()
     broker = Broker(engine, path)
@@ -473,7 +472,6 @@ async def test_a_front_end_that_is_busy_is_not_taken_for_a_dead_one(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(messages, "BEAT_S", 0.02)
-    monkeypatch.setattr(messages, "SILENCE_S", 0.05)
     engine = StubEngine()
     engine.fall_silent()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
