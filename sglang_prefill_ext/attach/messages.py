@@ -12,7 +12,7 @@
     Beat         ──────────────────────►    every `BEAT_S`
                  ◄──────────────────────    GcCall
     GcAnswer     ──────────────────────►
-                 ◄──────────────────────    Knock, every `BEAT_S`; while the engine shuts down, Leaving
+                 ◄──────────────────────    Knock, or Leaving in a shutdown, every `BEAT_S`
                  ◄──────────────────────    Farewell, when the engine goes
 
 Messages that leave at the same time are the parts of one ZMQ message (see `Mailbox`).
