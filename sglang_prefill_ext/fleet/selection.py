@@ -164,9 +164,7 @@ class Selection:
             replica = self._replicas[name]
             assert self._chosen is not None, "one was chosen"
             if why := difference(own, self._chosen):
-                if replica.why != why:
-                    logger.error("Engine %s is not used, as it differs. %s", name, why)
-                replica.why = why
+                _explain(replica, f"It is not used, as it differs. {why}", logging.ERROR)
                 self._loads.pop(name, None)
             elif own.speed is not None and name not in self._loads:
                 logger.info("Engine %s is in the fleet.", name)
