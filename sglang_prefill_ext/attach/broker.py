@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -32,7 +31,6 @@ _LINGER_MS = 200
 @dataclass
 class _Peer:
     pid: int
-    heard_s: float
     in_flight: int = 0
     encoder: str = ""
     tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
@@ -116,7 +114,6 @@ class Broker:
             # Forgotten after a long silence, or never welcomed: it has to say hello first.
             self._send(name, messages.Farewell())
         else:
-            peer.heard_s = time.monotonic()
             self._take_of(peer, name, message)
 
     def _take_of(self, peer: _Peer, name: bytes, message: messages.Call | messages.Tidings) -> None:
@@ -145,9 +142,8 @@ class Broker:
             logger.warning("Front end %d was refused: %s", hello.pid, message)
             self._send(name, messages.Refusal(message))
             return
-        if name in self._peers:
-            self._forget(name)
-        self._peers[name] = _Peer(hello.pid, time.monotonic())
+        self._forget(name)
+        self._peers[name] = _Peer(hello.pid)
         self._send(name, self._engine.facts())
 
     async def _serve(self, name: bytes, call: messages.Call) -> None:
@@ -175,16 +171,12 @@ class Broker:
         self._mailbox.send(messages.encode(message), name)
 
     async def _tell(self) -> None:
-        """Tell all front ends that the engine leaves. Find those that have gone, by sending a
-        `Knock` to those that were silent."""
+        """Tell all front ends that the engine leaves, or knock to find those that have gone."""
         while True:
             await asyncio.sleep(messages.BEAT_S)
-            oldest_s = time.monotonic() - messages.SILENCE_S
-            for name, peer in self._peers.items():
-                if self._engine.leaving:
-                    self._send(name, messages.Leaving())
-                elif peer.heard_s < oldest_s:
-                    self._send(name, messages.Knock())
+            message = messages.Leaving() if self._engine.leaving else messages.Knock()
+            for name in self._peers:
+                self._send(name, message)
 
     def _forget(self, name: bytes) -> None:
         """Forget a front end, and end its calls, whose answers nobody waits for."""

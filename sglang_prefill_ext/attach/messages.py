@@ -12,8 +12,7 @@
     Beat         ──────────────────────►    every `BEAT_S`
                  ◄──────────────────────    GcCall
     GcAnswer     ──────────────────────►
-                 ◄──────────────────────    Knock, where no beat has come for `SILENCE_S`
-                 ◄──────────────────────    Leaving, every `BEAT_S` while the engine shuts down
+                 ◄──────────────────────    Knock, or Leaving in a shutdown, every `BEAT_S`
                  ◄──────────────────────    Farewell, when the engine goes
 
 Messages that leave at the same time are the parts of one ZMQ message (see `Mailbox`).
@@ -39,9 +38,7 @@ from sglang_prefill_ext.wire.stock_reason import StockReason
 
 PROTOCOL = 1
 BEAT_S = 1.0
-"""How often a front end shows that it lives."""
-SILENCE_S = 5.0
-"""Time without a beat after which the engine checks the connection of a front end."""
+"""How often a front end shows that it lives, and the engine looks whether it is there."""
 
 
 class Hello(msgspec.Struct, tag=True, frozen=True):

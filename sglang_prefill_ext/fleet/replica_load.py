@@ -129,7 +129,7 @@ class ReplicaLoad:
         """Record how much work the replica has that did not come from here.
 
         Args:
-            others_s: that work, in seconds at the speed that it was added with.
+            others_s: that work, in seconds at the speed that it was added with; below 0 for none.
         """
         self._pass(now_s)
         self._others_s, self._reported_s = others_s * self.ratio, now_s

@@ -164,9 +164,7 @@ class Selection:
             replica = self._replicas[name]
             assert self._chosen is not None, "one was chosen"
             if why := difference(own, self._chosen):
-                if replica.why != why:
-                    logger.error("Engine %s is not used, as it differs. %s", name, why)
-                replica.why = why
+                _explain(replica, f"It is not used, as it differs. {why}", logging.ERROR)
                 self._loads.pop(name, None)
             elif own.speed is not None and name not in self._loads:
                 logger.info("Engine %s is in the fleet.", name)
@@ -180,5 +178,5 @@ class Selection:
             member.speed = Speed.of_status(state.schedulers[0], member.offer.pair_tokens)
         if load is not None:
             load.probed(now_s, ok=True)
-            others_tokens = max(0, state.outstanding_tokens - load.tokens)
+            others_tokens = state.outstanding_tokens - load.tokens
             load.reported(others_tokens * member.speed.token_s, now_s)

@@ -126,7 +126,7 @@ class Gatherer(Generic[Item, Answer]):
         finally:
             batch.waiting -= 1
             if not batch.waiting:
-                self._leave(lane, batch)
+                _drop(lane, batch)
         mine: list[Any] = list(answers)
         for answer in mine:
             if isinstance(answer, Exception):
@@ -169,7 +169,7 @@ class Gatherer(Generic[Item, Answer]):
     def _end(
         self, lane: _Lane[Item, Answer], batch: _Batch[Item, Answer], work: asyncio.Task[None]
     ) -> None:
-        if batch.waiting and not all(future.done() for _, future in batch.calls):
+        if not all(future.done() for _, future in batch.calls):
             # `_work` was cancelled from within, or Rust code panicked: neither is an `Exception`.
             why = "it was cancelled" if work.cancelled() else repr(work.exception())
             logger.error("A batch ended without an answer: %s", why)
@@ -177,23 +177,12 @@ class Gatherer(Generic[Item, Answer]):
             batch.answer([failed] * len(batch.items))
         lane.serving -= 1
         self._start_gathered(lane)
-        self._close_idle(lane)
+        if not lane.serving:
+            del self._lanes[lane.kind]
 
     def _start_gathered(self, lane: _Lane[Item, Answer]) -> None:
         if lane.gathering is not None:
             self._start(lane, lane.gathering)
-
-    def _leave(self, lane: _Lane[Item, Answer], batch: _Batch[Item, Answer]) -> None:
-        """Drop a batch for which nobody waits."""
-        _stop_gathering(lane, batch)
-        if batch.work is None:
-            self._close_idle(lane)
-        else:
-            batch.work.cancel()  # without effect on one that has ended
-
-    def _close_idle(self, lane: _Lane[Item, Answer]) -> None:
-        if lane.gathering is None and not lane.serving:
-            self._lanes.pop(lane.kind, None)
 
 
 def _of_its_own(error: Exception) -> Exception:
@@ -204,6 +193,13 @@ def _of_its_own(error: Exception) -> Exception:
         return error
     own.__cause__ = error
     return own
+
+
+def _drop(lane: _Lane[Item, Answer], batch: _Batch[Item, Answer]) -> None:
+    """End a batch for which nobody waits."""
+    _stop_gathering(lane, batch)
+    if batch.work is not None:
+        batch.work.cancel()  # without effect on one that has ended
 
 
 def _stop_gathering(lane: _Lane[Item, Answer], batch: _Batch[Item, Answer]) -> None:

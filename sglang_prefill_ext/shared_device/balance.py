@@ -79,7 +79,7 @@ class SchedulerLoads:
             adapter: the LoRA adapter that computes it, as each adapter has K/V of its own.
         """
         key = hash((adapter, prefix))
-        home = self._homes.get(key) if prefix else None
+        home = self._homes.get(key)
         costs = self.outstanding
         if home is not None:
             costs[home] -= prefix_tokens

@@ -39,7 +39,6 @@ class Board:
     def create(cls, schedulers: int) -> Self:
         """Make a board of zeros; it exists until this process and all that opened it have ended."""
         file = os.memfd_create(BOARD_VARIABLE)
-        os.ftruncate(file, (_FIRST_DONE + schedulers) * np.dtype(np.int64).itemsize)
         return cls(f"/proc/{os.getpid()}/fd/{file}", schedulers)
 
     @classmethod

@@ -143,10 +143,9 @@ def _fleet_of(
     work, fleet = mean.seconds(tokens, pairs), []
     for number, state in available:
         speed = state.speed
-        overhead_s = speed.launch_s
-        if not state.has_prefix:
-            overhead_s += costs.prefix_tokens * speed.token_s + costs.prefix_pairs * speed.pair_s
-        further = max(0.0, (costs.prefix_tokens + tokens) / speed.max_forward_tokens - 1)
+        prefix = (0, 0) if state.has_prefix else (costs.prefix_tokens, costs.prefix_pairs)
+        overhead_s = speed.launch_s + prefix[0] * speed.token_s + prefix[1] * speed.pair_s
+        further = max(0.0, (prefix[0] + tokens) / speed.max_forward_tokens - 1)
         rows_s = tokens * speed.token_s + pairs * speed.pair_s + further * speed.launch_s
         rate = work / rows_s
         start_s = state.outstanding_s + overhead_s

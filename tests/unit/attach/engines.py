@@ -27,6 +27,16 @@ from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from tests.unit.frontend.links import StubLink, answer_at_once, stub_answer
 
 VOCABULARY = 100
+STATUS = {
+    "launch_tokens": 10,
+    "busy_s": 1.0,
+    "calibrated_tokens_per_s": 9_000.0,
+    "forward_budget": {"max_tokens": 16384},
+    "counters": {"tokens_computed": 10_000, "forwards": 10},
+    "queue": {"tokens": 0},
+}
+"""What a scheduler tells of itself on the status page."""
+
 WORDS = {"a": 1, "b": 2, "c": 3, "[UNK]": 0}
 
 

@@ -41,7 +41,8 @@ def test_another_engine_is_not_robbed_of_its_socket(tmp_path: Path) -> None:
         other.listen()
         with pytest.raises(ConfigError, match="--prefill-only-attach: another engine listens at"):
             claim(path)
-    claim(path)  # it has gone and left its socket
+    with listening(path) as descriptor:  # it has gone and left its socket
+        os.close(descriptor)
 
 
 def test_a_file_is_not_overwritten(tmp_path: Path) -> None:

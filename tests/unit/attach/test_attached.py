@@ -194,7 +194,6 @@ async def test_a_front_end_that_dies_leaves_nothing_in_the_engine(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(messages, "BEAT_S", 0.05)
-    monkeypatch.setattr(messages, "SILENCE_S", 0.2)
     engine = StubEngine()
     engine.fall_silent()
     broker = Broker(engine, path)
@@ -341,6 +340,14 @@ async def test_one_that_says_hello_again_begins_anew(path: Path) -> None:
         asking.cancel()
 
 
+async def test_calls_to_an_engine_that_has_forgotten_their_front_end_end(path: Path) -> None:
+    async with waiting(StubEngine(), path) as (broker, connection, asking):
+        broker._forget(*broker._peers)
+        for call in (asyncio.ensure_future(ask(connection.session)), asking):
+            with pytest.raises(EngineUnavailableError, match="Try again"):
+                await asyncio.wait_for(call, 60)
+
+
 async def test_an_answer_to_an_earlier_hello_ends_no_call(path: Path) -> None:
     engine = StubEngine()
     async with waiting(engine, path) as (_, connection, asking):
@@ -465,7 +472,6 @@ async def test_a_front_end_that_is_busy_is_not_taken_for_a_dead_one(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(messages, "BEAT_S", 0.02)
-    monkeypatch.setattr(messages, "SILENCE_S", 0.05)
     engine = StubEngine()
     engine.fall_silent()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()

@@ -20,16 +20,8 @@ from sglang_prefill_ext.frontend.options import TIMEOUT_HEADER
 from sglang_prefill_ext.frontend.score.rerank import Reranking
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.status import Status
-from tests.unit.attach.engines import StubEngine, facts
+from tests.unit.attach.engines import STATUS, StubEngine, facts
 
-STATUS = {
-    "launch_tokens": 10,
-    "busy_s": 1.0,
-    "calibrated_tokens_per_s": 9_000.0,
-    "forward_budget": {"max_tokens": 16384},
-    "counters": {"tokens_computed": 10_000, "forwards": 10},
-    "queue": {"tokens": 0},
-}
 TEMPLATE = "{{ messages[0].content }} {{ messages[1].content }}"
 
 

@@ -60,6 +60,8 @@ def test_one_that_is_overdue_is_expected_to_take_as_long_again() -> None:
     loads["a"].sent(0.2, 0.0)
     assert outstanding(loads, "a", 0.1) == pytest.approx(0.2)
     assert outstanding(loads, "a", 0.3) == pytest.approx(0.2 + 3 * 0.2)
+    loads["a"].reported(4.0, 0.3)
+    assert outstanding(loads, "a", 0.3) == pytest.approx(0.2 + 3 * 0.2 + 4.0)
 
 
 @pytest.mark.parametrize("slower", [0.5, 2.0, 5.0])
@@ -71,6 +73,10 @@ def test_a_change_of_speed_counts_within_a_second_of_answers(slower: float) -> N
     assert end_s <= 2.0 + 1e-9
     ratio = state(loads, "a", end_s).speed.token_s / SPEED.token_s
     assert ratio == pytest.approx(slower, rel=0.2)
+    loads["a"].reported(1.0, end_s)  # at the speed that it was added with
+    for _ in range(2):
+        loads["a"].sent(0.1, end_s)
+    assert outstanding(loads, "a", end_s) == pytest.approx(0.2 + ratio)
 
 
 def test_speed_needs_no_order_of_answers() -> None:
@@ -272,18 +278,25 @@ def test_what_is_cancelled_says_nothing_of_the_replica() -> None:
     loads = loads_of("a")
     loads["a"].cancelled(loads["a"].sent(0.1, 0.0), 5.0)
     assert state(loads, "a", 5.0) == ReplicaState(0.0, SPEED)
+    now_s = answer_one_by_one(loads, "a", 5.0, [0.1], took=1.0)
+    assert state(loads, "a", now_s).speed.token_s == pytest.approx(SPEED.token_s)
+    _, newer = (loads["a"].sent(0.1, now_s) for _ in range(2))
+    loads["a"].cancelled(newer, now_s + 5)
+    assert loads["a"].health(now_s + 5) is Health.SUSPECT  # the older one is late
 
 
-def test_what_waited_behind_a_cancelled_part_is_neither_late_nor_slow() -> None:
+@pytest.mark.parametrize("others_s", [0.0, 8.0])
+def test_what_waited_behind_a_cancelled_part_is_neither_late_nor_slow(others_s: float) -> None:
     loads = loads_of("a")
-    long = loads["a"].sent(10.0, 0.0)
-    short = [loads["a"].sent(0.1, 1.0) for _ in range(2)]
-    loads["a"].cancelled(long, 8.0)
-    assert outstanding(loads, "a", 8.0) == pytest.approx(0.2)
-    assert loads["a"].health(8.0) is Health.UP
-    loads["a"].ended(short[0], 8.1, ok=True)
-    assert state(loads, "a", 8.1).speed.token_s == pytest.approx(SPEED.token_s)
-    assert loads["a"].health(9.0) is Health.SUSPECT  # the other one is late itself
+    loads["a"].reported(others_s, 100.0)
+    long = loads["a"].sent(10.0, 100.0)
+    short = [loads["a"].sent(0.1, 101.0) for _ in range(2)]
+    loads["a"].cancelled(long, 108.0)
+    assert outstanding(loads, "a", 108.0) == pytest.approx(0.2)
+    assert loads["a"].health(108.0) is Health.UP
+    loads["a"].ended(short[0], 108.1, ok=True)
+    assert state(loads, "a", 108.1).speed.token_s == pytest.approx(SPEED.token_s)
+    assert loads["a"].health(109.0) is Health.SUSPECT  # the other one is late itself
 
 
 def test_silence_is_noticed_though_all_parts_are_cancelled_soon() -> None:

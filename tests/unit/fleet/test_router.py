@@ -105,13 +105,6 @@ async def test_texts_are_encoded_in_the_router() -> None:
     assert np.allclose(found, [[np.exp(-0.2)], [np.exp(-0.3)], [np.exp(-0.3)]] * 40)
 
 
-async def test_an_engine_that_has_computed_nothing_is_as_fast_as_it_was_at_its_start() -> None:
-    async with routed(Stub(busy_s=0.0)) as one:
-        (replica,) = (await one.http.get("/prefill_only/status")).json()["replicas"]
-    assert replica["tokens_per_s"] == pytest.approx(9_000)
-    assert replica["launch_s"] == pytest.approx(10 / 9_000)
-
-
 async def test_while_an_engine_is_silent_it_is_told_why_and_not_that_it_is_there(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -126,21 +119,6 @@ async def test_while_an_engine_is_silent_it_is_told_why_and_not_that_it_is_there
         await one.wait_for(up=2)
         assert not one.fleet.replicas[second.url].why
     assert told.count("is in the fleet") == 2
-
-
-async def test_an_engine_of_another_model_has_another_speed() -> None:
-    stub = Stub()
-    async with routed(stub) as one:
-        before = (await one.http.get("/prefill_only/status")).json()["replicas"][0]
-        stub.busy_s = 4.0
-        stub.offer = an_offer(settings={"weight version": "2"})
-        async with asyncio.timeout(60):
-            while True:
-                now = (await one.http.get("/prefill_only/status")).json()["replicas"][0]
-                if now["tokens_per_s"] == pytest.approx(before["tokens_per_s"] / 4):
-                    break
-                await asyncio.sleep(0.05)
-        assert (await one.http.post("/v1/score", json=SCORE)).status_code == 200
 
 
 async def test_the_page_tells_of_garbage_collection() -> None:
@@ -368,23 +346,6 @@ async def test_engines_of_another_model_take_over_what_is_under_way() -> None:
         await until(lambda: list(one.fleet.replicas) == [new.url])
         assert old.engine.link.aborted
         assert new.engine.rows == [len(ITEMS)]
-
-
-async def test_engines_that_differ_do_not_count_once_they_have_gone() -> None:
-    first, second = Stub(), Stub()
-    async with routed(first, second) as one:
-        async with AsyncExitStack() as others:
-            urls = [first.url, second.url]
-            for _ in range(2):
-                other = Stub(offer=an_offer(settings={"weight version": "2"}))
-                urls.append(await others.enter_async_context(served(other.app())))
-            one.fleet.set_engines(Engines(tuple(urls)))
-            await one.wait_for(up=2, refused=2)
-        gone = [one.fleet.replicas[url] for url in urls[2:]]
-        await until(lambda: all("It does not answer" in each.why for each in gone))
-        one.fleet.set_engines(Engines(tuple(urls[1:])))
-        assert (await one.http.post("/v1/score", json=SCORE)).status_code == 200
-        assert second.engine.rows == [len(ITEMS)]
 
 
 async def test_an_engine_that_stands_still_does_not_hold_up_a_new_router() -> None:

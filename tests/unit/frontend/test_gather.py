@@ -56,10 +56,6 @@ class Server:
         return Gatherer(self, _config(max_items, max_wait_s))
 
 
-async def _echo(_: object, items: list[int]) -> list[int]:
-    return items
-
-
 async def _settle() -> None:
     for _ in range(10):
         await asyncio.sleep(0)
@@ -153,10 +149,11 @@ async def test_a_large_call_neither_waits_nor_takes_others_along() -> None:
     server = Server(open_at_once=False)
     gatherer = server.gatherer(max_items=3)
     tasks = [asyncio.create_task(gatherer.ask("a", items)) for items in ([1], [2, 3, 4], [5])]
-    await until(lambda: len(server.batches) == 2)
-    assert server.batches == [("a", [1, 5]), ("a", [2, 3, 4])]
+    tasks.append(asyncio.create_task(gatherer.ask("a", [6], alone=True)))
+    await until(lambda: len(server.batches) == 3)
+    assert server.batches == [("a", [1, 5]), ("a", [2, 3, 4]), ("a", [6])]
     server.open.set()
-    assert await asyncio.gather(*tasks) == [[10], [20, 30, 40], [50]]
+    assert await asyncio.gather(*tasks) == [[10], [20, 30, 40], [50], [60]]
 
 
 async def test_an_item_fails_for_its_own_call_only() -> None:
@@ -172,6 +169,13 @@ async def test_a_batch_that_fails_fails_for_all_and_the_next_one_is_served() -> 
     asked = (gatherer.ask("a", [item]) for item in (1, 13))
     assert {type(e) for e in await asyncio.gather(*asked, return_exceptions=True)} == {LookupError}
     assert await gatherer.ask("a", [2]) == [20]
+
+
+class OddError(Exception):
+    """Cannot be copied: its constructor takes other arguments than `args` has."""
+
+    def __init__(self, *, code: int) -> None:
+        super().__init__(code)
 
 
 class Panic(BaseException):
@@ -191,9 +195,11 @@ async def test_a_batch_that_ends_without_an_answer_leaves_nobody_waiting(
         return [*items]
 
     gatherer = Gatherer[int, int](serve, _config(8, LONG_S))
-    asking = [gatherer.ask("a", [n]) for n in (1, 2)]
+    asking = [asyncio.create_task(gatherer.ask("a", [n])) for n in (0, 1, 2)]
+    await asyncio.sleep(0)
+    asking[0].cancel()
     found = await asyncio.wait_for(asyncio.gather(*asking, return_exceptions=True), 60)
-    assert [type(each) for each in found] == [PackedForwardError] * 2
+    assert [type(each) for each in found[1:]] == [PackedForwardError] * 2
     assert "A batch ended without an answer" in caplog.text
     assert await asyncio.wait_for(gatherer.ask("a", [3]), 60) == [3]
 
@@ -226,6 +232,7 @@ def test_errors_of_ours_can_be_copied_with_what_they_tell(kind: type[PrefillExtE
     own = _of_its_own(error)
     assert (type(own), str(own), own.retry_after_s) == (kind, "why", 2.5)  # type: ignore[attr-defined]
     assert own is not error
+    assert _of_its_own(odd := OddError(code=5)) is odd
     taken = _of_its_own(StockPathTaken(StockReason.NO_ITEMS, call=[5]))
     assert isinstance(taken, StockPathTaken)
     assert (taken.reason, taken.call) == (StockReason.NO_ITEMS, [5])
@@ -267,18 +274,27 @@ async def test_calls_gather_until_every_batch_is_served() -> None:
     assert await asyncio.gather(second, third) == [[2, 2], [3]]
 
 
-async def test_a_kind_is_forgotten_once_it_was_served() -> None:
+async def test_a_kind_is_forgotten_once_it_was_served(caplog: pytest.LogCaptureFixture) -> None:
     class Kind:
         """Can be referred to weakly."""
 
     kind = Kind()
     forgotten = weakref.ref(kind)
-    gatherer = Gatherer(_echo, _config(8, LONG_S))
-    assert await gatherer.ask(kind, [1]) == [1]
-    del kind
+    server = Server(open_at_once=False)
+    gatherer = server.gatherer()
+    staying = asyncio.create_task(gatherer.ask(kind, [1]))
+    await until(lambda: len(server.batches) == 1)
+    leaving = asyncio.create_task(gatherer.ask(kind, [2]))  # gathers, with a timer
+    await _settle()
+    leaving.cancel()
+    server.open.set()
+    assert await staying == [10]
+    server.batches.clear()
+    del kind, staying, leaving
     await _settle()
     gc.collect()
     assert forgotten() is None
+    assert not caplog.records
 
 
 async def test_a_batch_ends_with_its_last_call(caplog: pytest.LogCaptureFixture) -> None:

@@ -20,14 +20,17 @@ def test_every_row_meets_its_own_keys_once_and_its_prefix_once(forward: ForwardL
     for batch in batches:
         mask = batch.additive_mask()
         seen = np.ones_like(batch.key_index, bool) if mask is None else mask[:, 0] == 0
+        assert mask is None or np.isneginf(mask[:, 0][~seen]).all()
         for row, keys, visible in zip(batch.rows, batch.key_index, seen, strict=True):
             assert keys[visible].tolist() == list(range(starts[row], stops[row]))
+            assert {*keys[~visible].tolist()} <= {stops[row] - 1}
         assert np.sum(~seen) <= CALL_PAIRS
 
     group_of_row = np.repeat(np.arange(len(forward.groups)), [g.num_rows for g in forward.groups])
     with_prefix = {}
     for span in row_spans(forward):
         start = forward.group_starts[span.group]
+        assert span.queries.start < span.queries.stop
         assert span.fresh == slice(start, start + forward.groups[span.group].fresh)
         with_prefix |= dict.fromkeys(range(*span.queries.indices(forward.num_rows)), span.group)
     expected = {

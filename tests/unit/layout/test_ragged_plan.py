@@ -32,6 +32,7 @@ def test_every_token_sees_the_prefix_that_is_its(forward: ForwardLayout) -> None
     wanted = prefixes_seen(forward)
     found: list[list[int]] = []
     lens = np.diff(plan.query_bounds), np.diff(plan.key_bounds)
+    assert lens[0].all()
     for sequence, queries in enumerate(lens[0]):
         keys = plan.key_index[plan.key_bounds[sequence] : plan.key_bounds[sequence + 1]]
         found += [keys.tolist()] * int(queries)

@@ -89,3 +89,4 @@ def test_there_is_room_for_the_chunks_of_any_sequences(
     cuts = sorted(random.choices(range(tokens + 1), k=prefixes + rows - 1))
     lens = np.diff([0, *cuts, tokens])
     assert chunks_of(lens).sum() <= room.chunks
+    assert Room.within(64, 30, 32) == Room(32, 32, 64)  # and for no more

@@ -76,18 +76,19 @@ def test_auto_goes_by_time_where_times_are_known() -> None:
 
 
 def test_what_was_not_measured_is_never_chosen_by_time() -> None:
-    rows = np.array([[1, 1]])
+    rows = np.array([[1, 1]] * 2)
     known = {LARGE: BlockTime(0, 1.0), SMALL: BlockTime(0, 1.0)}
-    assert choose(MoePolicy.LEAST_TIME, rows, CANDIDATES, known) == [SMALL]
-    del known[LARGE]
-    assert choose(MoePolicy.LEAST_TIME, rows, CANDIDATES, known) == [LARGE]
+    assert choose(MoePolicy.LEAST_TIME, rows, CANDIDATES, known) == [SMALL] * 2
+    known[MIDDLE] = known.pop(LARGE)
+    assert choose(MoePolicy.LEAST_TIME, rows, CANDIDATES, known) == [LARGE] * 2
 
 
 def test_a_block_that_failed_when_it_was_timed_is_no_choice_of_the_rule() -> None:
-    hardly_any = np.array([[1, 1]])
+    hardly_any = np.array([[1, 1]] * 2)
     times = {LARGE: BlockTime(0, 1.0), SMALL: BlockTime(0, 1.0)}
-    assert choose(MoePolicy.PADDING_RATIO, hardly_any, CANDIDATES, times) == [LARGE]
-    assert choose_pairs(MoePolicy.PADDING_RATIO, hardly_any, CANDIDATES, times) == [LARGE]
+    for chosen in (choose, choose_pairs):
+        found = chosen(MoePolicy.PADDING_RATIO, hardly_any, CANDIDATES, times)
+        assert found == [LARGE] * 2
 
 
 @given(COUNTS, COUNTS, st.fixed_dictionaries(dict.fromkeys(CANDIDATES, TIMES)))

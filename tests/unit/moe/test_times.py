@@ -32,12 +32,15 @@ def test_a_clock_that_errs_makes_no_row_free(few_s: float, many_s: float) -> Non
     found = fitted(Sample(10, few_s), Sample(40, many_s))
     assert found.row_s > 0
     assert found.fixed_s >= 0
+    assert fitted(Sample(10, 2.0), Sample(40, 1.0)) == BlockTime(0.0, 1.0 / 40)
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
-    file = file_of(tmp_path / "new", "this device")
+    file = file_of(tmp_path / "very" / "new", "this device")
     assert read_times(file, "this device") == {}
-    write_times(file, "this device", TIMES)
+    for times in ({}, TIMES):
+        write_times(file, "this device", times)
+    assert file.parent.stat().st_mode & 0o777 == 0o700
     assert read_times(file, "this device") == TIMES
     assert [each.name for each in file.parent.iterdir()] == [file.name]
 
@@ -46,7 +49,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     "text",
     [
         '{"about": "another device", "times": [[2048, 128, 0.0, 1.0]]}',
-        '{"about": "this device", "times": [[2048, 128, 0.0, 0.0]]}',
+        '{"about": "this device", "times": [[2048, 128, 0.0, 0.0], [512, 64, 0.0, 1.0]]}',
         '{"about": "this device", "times": [[2048, 128, -1.0, 1.0]]}',
         '{"about": "this device", "times": [[2048, 128]]}',
         '{"about": "this device"',

@@ -32,6 +32,14 @@ def test_flat_ids_are_the_concatenation(rows: list[list[int]]) -> None:
     assert flat.dtype == np.int32
 
 
+def test_negative_ids_name_embeddings_as_far_as_there_are_any() -> None:
+    flat = flatten_ids([[-1, VOCAB - 1], [-2, 0]], VOCAB, field="items", overrides=2)
+    assert flat.tolist() == [-1, VOCAB - 1, -2, 0]
+    for outside in (-3, VOCAB):
+        with pytest.raises(RequestError, match=str(outside)):
+            flatten_ids([[0], [outside]], VOCAB, field="items", overrides=2)
+
+
 @pytest.mark.parametrize("token", OUTSIDE)
 @pytest.mark.parametrize("rows", [[[], [1, 2], [3]], [[4], [], [5, 6]]])
 def test_flatten_refuses_an_id_outside_by_field_and_value(

@@ -7,11 +7,11 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.fleet.planning import planner
-from sglang_prefill_ext.fleet.planning.cost import RowCosts, Speed
+from sglang_prefill_ext.fleet.planning.cost import UNLIMITED, RowCosts, Speed
 from sglang_prefill_ext.fleet.planning.planner import (
     MAX_PARTS,
     Part,
@@ -65,6 +65,18 @@ _FAST_OR_SLOW = st.builds(
     speed=st.floats(0.4, 3).map(SPEED.slowed),
     has_prefix=st.booleans(),
     available=st.booleans(),
+)
+_DIFFERENT = st.builds(
+    ReplicaState,
+    outstanding_s=st.floats(0, 2),
+    speed=st.builds(
+        Speed,
+        st.floats(0, 0.5),
+        st.floats(1e-4, 1e-3),
+        st.floats(0, 1e-5),
+        st.sampled_from([64, UNLIMITED]),
+    ),
+    has_prefix=st.booleans(),
 )
 _LENS = st.lists(st.integers(1, 2000), min_size=1, max_size=40)
 
@@ -214,8 +226,28 @@ def test_no_more_parts_than_looked_at() -> None:
 
 
 def test_equal_rows_end_as_soon_on_fewer_replicas() -> None:
-    parts = plan(RowCosts.of(0, [2500] * 10), idle(8), extra_work=NO_LIMIT)
+    parts = plan(RowCosts.of(0, [2500] * 10), idle(9), extra_work=NO_LIMIT)
     assert [len(part.rows) for part in parts] == [2] * 5
+
+
+def test_more_replicas_do_not_help_a_row_that_is_longer_than_all_others() -> None:
+    assert len(plan(RowCosts.of(0, [20_000] + [100] * 100), idle(8), extra_work=NO_LIMIT)) == 2
+
+
+@pytest.mark.parametrize(("allowed", "parts"), [(0.99, 1), (1.01, 2)])
+def test_just_the_extra_work_that_is_allowed(allowed: float, parts: int) -> None:
+    costs = RowCosts.of(500, [1000] * 4)
+    extra_work = allowed * SPEED.seconds(500, costs.prefix_pairs) / costs.part_s(SPEED)
+    replicas = [ReplicaState(0.0, SPEED), ReplicaState(0.0, SPEED.slowed(1.5))]
+    assert len(plan(costs, replicas, extra_work=extra_work)) == parts
+
+
+@pytest.mark.parametrize(("sooner", "parts"), [(0.9, 1), (1.1, 2)])
+def test_extra_work_has_to_be_worth_it(sooner: float, parts: int) -> None:
+    costs = RowCosts.of(0, [2000] * 2)
+    waits_s = float(costs.rows_s(SPEED)[0]) - sooner * planner.WORTH * SPEED.launch_s
+    replicas = [ReplicaState(0.0, SPEED), ReplicaState(waits_s, SPEED)]
+    assert len(plan(costs, replicas, extra_work=NO_LIMIT)) == parts
 
 
 def test_speeds_whose_attention_differs_are_charged_exactly() -> None:
@@ -224,6 +256,27 @@ def test_speeds_whose_attention_differs_are_charged_exactly() -> None:
     parts = plan(costs, replicas, extra_work=NO_LIMIT)
     ends = costs_s(costs, parts, replicas)
     assert max(ends) < 1.15 * min(ends)
+
+
+@given(
+    prefix=st.integers(0, 9),
+    rows=st.integers(1, 40),
+    replicas=st.lists(_DIFFERENT, min_size=1, max_size=5),
+)
+@example(
+    prefix=9,  # no launch computes a cached one
+    rows=1,
+    replicas=[
+        ReplicaState(0.1, Speed(0.1, 1e-4, max_forward_tokens=64), has_prefix=True),
+        ReplicaState(0.3, Speed(0.1, 1e-4)),
+    ],
+)
+def test_launches_tokens_and_pairs_decide_where_a_whole_request_goes(
+    prefix: int, rows: int, replicas: list[ReplicaState]
+) -> None:
+    costs = RowCosts.of(64 * prefix, [64] * rows)
+    parts = plan(costs, replicas, extra_work=-1.0)
+    assert end_of(costs, parts, replicas) == pytest.approx(whole_end(costs, replicas))
 
 
 @pytest.mark.parametrize(

@@ -175,6 +175,14 @@ def test_a_list_an_item_keeps_its_order(labels: list[list[int]]) -> None:
     assert packed.lens.tolist() == [len(one) for one in labels]
 
 
+def test_an_array_has_one_row_for_all_items_or_one_an_item() -> None:
+    rows = FlatRows(int_array([1, 2, 1]), int_array([2, 1]))
+    packed = pack_labels(rows, 2, VOCAB)
+    assert packed is not None
+    assert (packed.ids.tolist(), packed.lens.tolist()) == ([1, 2, 1], [2, 1])
+    assert [pack_labels(rows, num_items, VOCAB) for num_items in (1, 3)] == [None, None]
+
+
 @pytest.mark.parametrize(
     "labels",
     [
