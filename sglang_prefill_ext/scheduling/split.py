@@ -117,13 +117,17 @@ def split_request(rows: PackedRows, budget: ForwardBudget, cached: int = 0) -> l
 
 
 def cacheable_prefix(rows: PackedRows) -> Int32Array | None:
-    """Return the prefix of a request if the prefix cache may supply a part of it, else None.
+    """Return the prefix of a request if the prefix cache may supply a part of it, else None."""
+    return rows.tokens[: rows.prefix_len] if rows.prefix_len and _is_shareable(rows) else None
 
-    Tokens of a prefix that are read have to be computed. The cache is keyed by token ids, so no
-    token may have an embedding override.
+
+def _is_shareable(rows: PackedRows) -> bool:
+    """Whether K/V of the prefix may be shared with other requests.
+
+    Tokens of a prefix that are read are computed for the request alone. Prefixes are compared by
+    their token ids, so no token may have an embedding override.
     """
-    alone = rows.prefix_reads > 0 or len(rows.overrides) > 0
-    return None if alone or not rows.prefix_len else rows.tokens[: rows.prefix_len]
+    return not rows.prefix_reads and not len(rows.overrides)
 
 
 def _balanced_cuts(
@@ -186,9 +190,7 @@ def _piece(rows: PackedRows, starts: _Starts, cut: _Cut) -> Piece:
         prefix_reads=prefix_reads,
         read_lens=rows.read_lens[first:last] if len(rows.read_lens) else None,
     )
-    # A prefix that is read is computed for one request only.
-    whole = span.num_tokens == len(rows.tokens)
-    is_shared = whole and not rows.prefix_reads and not len(rows.overrides)
+    is_shared = span.num_tokens == len(rows.tokens) and _is_shareable(rows)
     return Piece(
         span=span,
         prefix_ids=prefix_ids,
