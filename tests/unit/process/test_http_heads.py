@@ -49,6 +49,7 @@ class Connection:
     def __init__(self) -> None:
         self.gate = asyncio.Event()
         self.gate.set()
+        self.early = False  # the head of an answer comes before the request was read
         self.lengths: list[int] = []
         config = Config(self._application, interface="asgi3", log_config=None)
         self.protocol = LimitedHeads(config, ServerState(), {})
@@ -69,14 +70,18 @@ class Connection:
             await asyncio.sleep(0)
 
     async def _application(self, _scope: Any, receive: Any, send: Any) -> None:
+        headers = [(b"content-length", b"2")]
+        start = {"type": "http.response.start", "status": 200, "headers": headers}
         length, more = 0, True
+        if self.early:
+            await send(start)
         while more:
             message = await receive()
             length, more = length + len(message["body"]), message["more_body"]
         self.lengths.append(length)
         await self.gate.wait()
-        headers = [(b"content-length", b"2")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        if not self.early:
+            await send(start)
         await send({"type": "http.response.body", "body": b"ok"})
 
 
@@ -165,6 +170,14 @@ async def test_what_was_asked_before_is_answered_first(connection: Connection) -
     assert connection.wire.written.startswith(b"HTTP/1.1 200 OK\r\n")
     assert b"connection: close" in connection.wire.written
     assert connection.wire.closed
+
+
+async def test_nothing_is_written_into_an_answer_that_has_begun(connection: Connection) -> None:
+    connection.early = True
+    await connection.feed(ENDLESS["trailer"] + b"a" * 2**20)
+    assert connection.wire.closed
+    assert connection.wire.written.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert connection.wire.written.count(b"HTTP/1.1") == 1
 
 
 async def test_what_is_no_http_is_refused_once(connection: Connection) -> None:
