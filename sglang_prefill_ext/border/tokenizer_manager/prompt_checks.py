@@ -63,6 +63,7 @@ def _check(server: PrefillServer, obj: Any, input_ids: Any) -> None:
             min_new_tokens=sampling.get("min_new_tokens") or 0,
             stop_token_ids=sampling.get("stop_token_ids") or (),
         )
+        _keep_possible_stops(obj, manager.model_config.vocab_size)
         _check_labels(manager, obj)
         _check_hidden_states(obj.return_hidden_states)
         # Without the flag, SGLang refuses all of them.
@@ -89,6 +90,20 @@ def _check(server: PrefillServer, obj: Any, input_ids: Any) -> None:
     # SGLang itself refuses prompts over the context length.
     if encoder is not None and len(input_ids) <= manager.context_len:
         check_positions(len(input_ids), encoder.longest_prompt, field=field)
+
+
+def _keep_possible_stops(obj: Any, vocab_size: int) -> None:
+    """Leave out stop tokens outside of the vocabulary, which no model generates.
+
+    A batch in which another request has `min_new_tokens` would end SGLang's scheduler over them.
+    """
+    stops = obj.sampling_params.get("stop_token_ids") or ()
+    try:
+        possible = [each for each in stops if each is None or 0 <= int(each) < vocab_size]
+    except (TypeError, ValueError):
+        return  # SGLang refuses them
+    if len(possible) < len(stops):
+        obj.sampling_params = obj.sampling_params | {"stop_token_ids": possible}
 
 
 def _check_labels(manager: Any, obj: Any) -> None:

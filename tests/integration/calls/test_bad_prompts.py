@@ -96,6 +96,20 @@ def test_numbers_that_end_a_plain_server(
     assert len(client.generate([5, 6], 2)) == 2
 
 
+@pytest.mark.patch("P22")
+@pytest.mark.parametrize("stock", [False, True], ids=["packed", "stock"])
+def test_stop_tokens_that_end_a_plain_server_beside_another_request(
+    client: Client, stock: bool
+) -> None:
+    sampling = {"max_new_tokens": 4, "temperature": 0, "ignore_eos": True}
+    plain = client.post("/generate", {"input_ids": [5, 6], "sampling_params": sampling}).json()
+    both = [sampling | {"stop_token_ids": [-1, 8_001]}, sampling | {"min_new_tokens": 1}]
+    body = {"input_ids": [[5, 6], [5, 7]], "sampling_params": both}
+    answers = client.post("/generate", body, stock=stock).json()
+    assert answers[0]["output_ids"] == plain["output_ids"]
+    assert len(client.generate([5, 6], 2)) == 2
+
+
 @pytest.mark.parametrize(("adapter", "status"), [("a", 200), (["a"], 400)], ids=str)
 def test_without_adapters_an_id_does_no_harm_and_a_list_ends_a_plain_server(
     client: Client, adapter: object, status: int
