@@ -16,7 +16,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from sglang_prefill_ext.modelmaker import catalogue
 from tests.integration.support.client import Client, random_ids, wait_until
 from tests.integration.support.own_server import Serving, serving
-from tests.integration.support.parity import TOLERANCE, assert_same, both
+from tests.integration.support.parity import TOLERANCE, assert_same, assert_same_ranking, both
 from tests.integration.support.processes import scheduler_pid, stopped, tokens_under_way
 
 pytestmark = pytest.mark.timeout(900)
@@ -86,7 +86,10 @@ def test_classes_are_those_of_hugging_face(
 
 def test_rerank(client: Client, classes: Callable[..., list[float]]) -> None:
     body = {"query": QUERY, "documents": [*DOCUMENTS, DOCUMENTS[0]]}
-    answer = both(client, "/v1/rerank", body)
+    with client.counting() as moved:
+        answer = client.post("/v1/rerank", body).json()
+    assert moved["frontend.requests.packed"] == 1
+    assert_same_ranking(answer, client.post("/v1/rerank", body, stock=True).json())
     wanted = {number: classes(QUERY, text)[0] for number, text in enumerate(body["documents"])}
     found = {each["index"]: each["score"] for each in answer}
     assert found == pytest.approx(wanted, abs=TOLERANCE)

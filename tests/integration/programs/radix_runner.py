@@ -94,6 +94,10 @@ def key_values(tokens: Sequence[int]) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float32).view(-1, 1, 1)
 
 
+def model_config(**about: Any) -> SimpleNamespace:
+    return SimpleNamespace(context_len=128, hf_text_config=SimpleNamespace(**about))
+
+
 class Memory:
     """The tree, its pools, and what was committed to it."""
 
@@ -119,7 +123,10 @@ class Memory:
             )
         )
         runner = SimpleNamespace(
-            token_to_kv_pool=self.pool, dtype=torch.float32, canary_manager=None
+            token_to_kv_pool=self.pool,
+            dtype=torch.float32,
+            canary_manager=None,
+            model_config=model_config(),
         )
         self.scheduler = SimpleNamespace(
             tree_cache=self.tree,
@@ -427,9 +434,18 @@ def caches_if_changed() -> dict[str, bool]:
         dtype=torch.float32,
         canary_manager=None,
         lora_manager=None,
+        model_config=model_config(),
     )
     adapters = SimpleNamespace(target_modules={"kv_b_proj"})
     adapted = SimpleNamespace(**vars(latents) | {"lora_manager": adapters})
+    rotated = SimpleNamespace(
+        token_to_kv_pool=plain.pool,
+        dtype=torch.float32,
+        canary_manager=None,
+        model_config=model_config(
+            rope_parameters={"rope_type": "longrope", "original_max_position_embeddings": 64}
+        ),
+    )
     windowed = SimpleNamespace(token_to_kv_pool=window_pool, dtype=torch.float32)
     return {
         "plain": cached(plain),
@@ -442,6 +458,7 @@ def caches_if_changed() -> dict[str, bool]:
         "drafted_by_a_table": cached(plain, spec_algorithm=SpeculativeAlgorithm.NGRAM),
         "drafted_by_a_model": cached(plain, spec_algorithm=SpeculativeAlgorithm.STANDALONE),
         "kv_canary": cached(plain, tp_worker=SimpleNamespace(model_runner=marked)),
+        "long_rope": cached(plain, tp_worker=SimpleNamespace(model_runner=rotated)),
         "window_pool": cached(plain, tp_worker=SimpleNamespace(model_runner=windowed)),
     }
 

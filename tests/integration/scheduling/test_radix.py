@@ -72,5 +72,6 @@ def test_only_plain_trees_and_pools_are_used(report: dict[str, Any]) -> None:
         "drafted_by_a_table": True,
         "drafted_by_a_model": False,
         "kv_canary": False,
+        "long_rope": False,
         "window_pool": False,
     }
