@@ -70,8 +70,9 @@ def ending(
             spaces=sampling.spaces_between_special_tokens,
         )
     if stop is not None:
-        before, found, _ = text.partition(stop) if stop else ("", "", "")
-        text = before + found if sampling.no_stop_trim else before
+        at = text.find(stop)  # -1 where the text of the token alone is another one
+        if at >= 0:
+            text = text[: at + len(stop)] if sampling.no_stop_trim else text[:at]
         return {"type": "stop", "matched": stop}, text
     return ({"type": "stop", "matched": token} if ends else length), text
 

@@ -143,9 +143,10 @@ def _fleet_of(
     work, fleet = mean.seconds(tokens, pairs), []
     for number, state in available:
         speed = state.speed
-        prefix = (0, 0) if state.has_prefix else (costs.prefix_tokens, costs.prefix_pairs)
-        overhead_s = speed.launch_s + prefix[0] * speed.token_s + prefix[1] * speed.pair_s
-        further = max(0.0, (prefix[0] + tokens) / speed.max_forward_tokens - 1)
+        missing = (0, 0) if state.has_prefix else (costs.prefix_tokens, costs.prefix_pairs)
+        missing_tokens, missing_pairs = missing
+        overhead_s = speed.launch_s + missing_tokens * speed.token_s + missing_pairs * speed.pair_s
+        further = max(0.0, (missing_tokens + tokens) / speed.max_forward_tokens - 1)
         rows_s = tokens * speed.token_s + pairs * speed.pair_s + further * speed.launch_s
         rate = work / rows_s
         start_s = state.outstanding_s + overhead_s

@@ -86,10 +86,7 @@ def test_classes_are_those_of_hugging_face(
 
 def test_rerank(client: Client, classes: Callable[..., list[float]]) -> None:
     body = {"query": QUERY, "documents": [*DOCUMENTS, DOCUMENTS[0]]}
-    with client.counting() as moved:
-        answer = client.post("/v1/rerank", body).json()
-    assert moved["frontend.requests.packed"] == 1
-    assert_same_ranking(answer, client.post("/v1/rerank", body, stock=True).json())
+    answer = both(client, "/v1/rerank", body, compare=assert_same_ranking)
     wanted = {number: classes(QUERY, text)[0] for number, text in enumerate(body["documents"])}
     found = {each["index"]: each["score"] for each in answer}
     assert found == pytest.approx(wanted, abs=TOLERANCE)

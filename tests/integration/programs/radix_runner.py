@@ -421,45 +421,30 @@ def caches_if_changed() -> dict[str, bool]:
         pool = plain_pool(scheduler.tp_worker.model_runner, HEADS) or own
         return prefix_cache_of(scheduler, PrefillOnlyConfig(), room_in(pool, scheduler)).shares
 
+    def of_runner(**changes: Any) -> bool:
+        runner = SimpleNamespace(**vars(plain.scheduler.tp_worker.model_runner) | changes)
+        return cached(plain, tp_worker=SimpleNamespace(model_runner=runner))
+
     plain = Memory(1, PrefixCaching.ALWAYS)
-    other_dtype = SimpleNamespace(token_to_kv_pool=plain.pool, dtype=torch.bfloat16)
     window_pool = SWAKVPool.__new__(SWAKVPool)  # its layers with a window keep fewer tokens
     with envs.SGLANG_USE_HND_KVCACHE.override(True):
         head_by_head = Memory(1, PrefixCaching.ALWAYS)
-    marked = SimpleNamespace(
-        token_to_kv_pool=plain.pool, dtype=torch.float32, canary_manager=object()
-    )
-    latents = SimpleNamespace(
-        token_to_kv_pool=MLATokenToKVPool(SLOTS, 1, torch.float32, 4, 2, 1, "cpu", False),
-        dtype=torch.float32,
-        canary_manager=None,
-        lora_manager=None,
-        model_config=model_config(),
-    )
+    latents = MLATokenToKVPool(SLOTS, 1, torch.float32, 4, 2, 1, "cpu", False)
     adapters = SimpleNamespace(target_modules={"kv_b_proj"})
-    adapted = SimpleNamespace(**vars(latents) | {"lora_manager": adapters})
-    rotated = SimpleNamespace(
-        token_to_kv_pool=plain.pool,
-        dtype=torch.float32,
-        canary_manager=None,
-        model_config=model_config(
-            rope_parameters={"rope_type": "longrope", "original_max_position_embeddings": 64}
-        ),
-    )
-    windowed = SimpleNamespace(token_to_kv_pool=window_pool, dtype=torch.float32)
+    long_rope = {"rope_type": "longrope", "original_max_position_embeddings": 64}
     return {
         "plain": cached(plain),
-        "latents": cached(plain, tp_worker=SimpleNamespace(model_runner=latents)),
-        "adapted_latents": cached(plain, tp_worker=SimpleNamespace(model_runner=adapted)),
+        "latents": of_runner(token_to_kv_pool=latents, lora_manager=None),
+        "adapted_latents": of_runner(token_to_kv_pool=latents, lora_manager=adapters),
         "disabled": cached(Memory(1, PrefixCaching.ALWAYS, disable=True)),
         "hierarchical": cached(plain, enable_hierarchical_cache=True),
-        "other_precision": cached(plain, tp_worker=SimpleNamespace(model_runner=other_dtype)),
+        "other_precision": of_runner(dtype=torch.bfloat16),
         "head_by_head": cached(head_by_head),
         "drafted_by_a_table": cached(plain, spec_algorithm=SpeculativeAlgorithm.NGRAM),
         "drafted_by_a_model": cached(plain, spec_algorithm=SpeculativeAlgorithm.STANDALONE),
-        "kv_canary": cached(plain, tp_worker=SimpleNamespace(model_runner=marked)),
-        "long_rope": cached(plain, tp_worker=SimpleNamespace(model_runner=rotated)),
-        "window_pool": cached(plain, tp_worker=SimpleNamespace(model_runner=windowed)),
+        "kv_canary": of_runner(canary_manager=object()),
+        "long_rope": of_runner(model_config=model_config(rope_parameters=long_rope)),
+        "window_pool": of_runner(token_to_kv_pool=window_pool),
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import httpx
@@ -42,19 +42,6 @@ def assert_a_divided_request_agrees(client: Client) -> None:
     client.assert_memory_returns_to(before)
 
 
-def both(client: Client, path: str, body: Json, packed_requests: int = 1) -> Any:
-    """Return the packed answer, which must equal stock's; the packed path must have been taken."""
-    with client.counting() as moved:
-        packed = client.post(path, body)
-        assert packed.status_code == 200, packed.text
-    assert moved["frontend.requests.packed"] == packed_requests
-    assert not any(count for name, count in moved.items() if "fallbacks" in name)
-    stock = client.post(path, body, stock=True)
-    assert stock.status_code == 200, stock.text
-    assert_same(packed.json(), stock.json())
-    return packed.json()
-
-
 def assert_same(found: Any, wanted: Any, where: str = "") -> None:
     """Assert that values are equal, apart from what differs from call to call, and numbers within
     the tolerance."""
@@ -75,6 +62,30 @@ def assert_same_ranking(found: list[Json], wanted: list[Json]) -> None:
     assert len(own) == len(found)
     for number in own.keys() & other.keys():
         assert_same(own[number], other[number])
+
+
+def both(
+    client: Client,
+    path: str,
+    body: Json,
+    packed_requests: int = 1,
+    *,
+    compare: Callable[[Any, Any], None] = assert_same,
+) -> Any:
+    """Return the packed answer, which must equal stock's; the packed path must have been taken.
+
+    Args:
+        compare: asserts that they are equal.
+    """
+    with client.counting() as moved:
+        packed = client.post(path, body)
+        assert packed.status_code == 200, packed.text
+    assert moved["frontend.requests.packed"] == packed_requests
+    assert not any(count for name, count in moved.items() if "fallbacks" in name)
+    stock = client.post(path, body, stock=True)
+    assert stock.status_code == 200, stock.text
+    compare(packed.json(), stock.json())
+    return packed.json()
 
 
 def assert_same_response(found: httpx.Response, wanted: httpx.Response) -> None:
