@@ -17,7 +17,7 @@ from sglang_prefill_ext.scheduling.budget import UNLIMITED, ForwardBudget, Queue
 from sglang_prefill_ext.scheduling.graph_room import NO_GRAPHS, ForwardSize, GraphCost
 from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.queue import JobQueue, order_key
-from sglang_prefill_ext.scheduling.split import Piece
+from sglang_prefill_ext.scheduling.split import Piece, PrefixKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,44 +109,75 @@ def choose_jobs(
         join_tokens: jobs join only while the forward has at most so many tokens.
         in_flight: number of jobs that forwards in flight serve.
     """
-    budget, launch_tokens, graphs = policy.budget, policy.launch_tokens, policy.graphs
-    chosen: list[Job] = []
-    reads = num_taken = 0
-    size, prefixes = ForwardSize(), set()
-    # Whether graphs can replay all chosen jobs together, and whether the first alone runs eagerly.
-    replayed, eager = True, False
+    forward = _Forming(policy)
     passed_divided = False
     for before, job in enumerate(in_turn(queue)):
         piece = job.piece
-        if chosen and piece.adapter != chosen[0].piece.adapter:
-            passed_divided = passed_divided or job.divided
-            continue
-        if passed_divided and job.divided:
-            break
-        is_shared = piece.prefix_key in prefixes
-        added = len(piece.suffix_ids) if is_shared else piece.num_tokens
-        size = size.joined_by(piece.span, added, shared=is_shared)
-        tokens, reads = size.tokens, reads + len(piece.reads)
-        longer = graphs.forward(tokens, launch_tokens, eager=eager)
-        longer -= graphs.forward(tokens - added, launch_tokens, eager=eager)
-        later = len(queue) + in_flight - before  # this one included
-        if chosen and (
-            job.alone
-            or tokens > join_tokens
-            or not budget.fits(tokens, reads)
-            or before * longer > (policy.alone(piece, added) - longer) * later
-        ):
-            break
-        chosen.append(job)
-        replayed = replayed and piece.is_replayable and graphs.hold(size)
-        eager = eager or (len(chosen) == 1 and not replayed)
-        if replayed or eager or graphs.leaving_pays(tokens, launch_tokens):
-            num_taken = len(chosen)
-        if job.alone or job.piece is not job.pieces[-1]:
+        added = forward.added_by(piece)
+        if forward.jobs:
+            if piece.adapter != forward.jobs[0].piece.adapter:
+                passed_divided = passed_divided or job.divided
+                continue
+            if job.alone or (passed_divided and job.divided):
+                break
+            if not forward.has_room(added, len(piece.reads), join_tokens):
+                break
+            later = len(queue) + in_flight - before  # this one included
+            longer = forward.longer_by(added)
+            if before * longer > (policy.alone(piece, added) - longer) * later:
+                break
+        forward.add(job, added)
+        if job.alone or piece is not job.pieces[-1]:
             break  # jobs behind this one come after its last forward
+    return forward.jobs[: forward.num_taken]
+
+
+class _Forming:
+    """A forward that jobs join in turn, see `choose_jobs`.
+
+    Attributes:
+        jobs: those that have joined.
+        num_taken: how many of them, from the first, make the best forward.
+    """
+
+    def __init__(self, policy: SchedulingPolicy) -> None:
+        self.jobs: list[Job] = []
+        self.num_taken = 0
+        self._policy = policy
+        self._size, self._reads = ForwardSize(), 0
+        self._prefixes: set[PrefixKey | None] = set()
+        # Whether graphs can replay all jobs together, and whether the first alone runs eagerly.
+        self._replayed, self._eager = True, False
+
+    def added_by(self, piece: Piece) -> int:
+        """Tokens that are computed for a piece beside those of the jobs."""
+        shared = piece.prefix_key in self._prefixes
+        return len(piece.suffix_ids) if shared else piece.num_tokens
+
+    def has_room(self, added: int, reads: int, join_tokens: int) -> bool:
+        tokens = self._size.tokens + added
+        return tokens <= join_tokens and self._policy.budget.fits(tokens, self._reads + reads)
+
+    def longer_by(self, added: int) -> int:
+        """The cost of so many more tokens, in token equivalents."""
+        graphs, launch_tokens = self._policy.graphs, self._policy.launch_tokens
+        before = self._size.tokens
+        after = graphs.forward(before + added, launch_tokens, eager=self._eager)
+        return after - graphs.forward(before, launch_tokens, eager=self._eager)
+
+    def add(self, job: Job, added: int) -> None:
+        piece, graphs = job.piece, self._policy.graphs
+        shared = piece.prefix_key in self._prefixes
+        self._size = self._size.joined_by(piece.span, added, shared=shared)
+        self._reads += len(piece.reads)
         if piece.prefix_key is not None:
-            prefixes.add(piece.prefix_key)
-    return chosen[:num_taken]
+            self._prefixes.add(piece.prefix_key)
+        self._replayed = self._replayed and piece.is_replayable and graphs.hold(self._size)
+        self._eager = self._eager or not (self.jobs or self._replayed)
+        self.jobs.append(job)
+        is_best = self._replayed or self._eager
+        if is_best or graphs.leaving_pays(self._size.tokens, self._policy.launch_tokens):
+            self.num_taken = len(self.jobs)
 
 
 def in_turn(queue: JobQueue) -> Iterator[Job]:
