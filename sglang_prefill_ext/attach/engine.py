@@ -22,10 +22,14 @@ class Engine(Protocol):
 
     Attributes:
         leaving: it has been told to end, and does so once no call is under way.
+        timeout_ms: of rows that came without a deadline; 0 for none.
     """
 
     @property
     def leaving(self) -> bool: ...
+
+    @property
+    def timeout_ms(self) -> int: ...
 
     def facts(self) -> Facts: ...
 
@@ -61,6 +65,7 @@ async def result_of(engine: Engine, row_bytes: bytes, options: RequestOptions) -
         if options.deadline_ms is not None and not math.isfinite(options.deadline_ms):
             # A deadline of NaN would break the order of the queue.
             raise PackingError(f"a deadline cannot be {options.deadline_ms}")
+        options = options.within(engine.timeout_ms)
         rows = rows_from_bytes(row_bytes)
         async with engine.adapter(rows.adapter, options) as adapter:
             if adapter:

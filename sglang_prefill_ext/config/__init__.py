@@ -179,6 +179,12 @@ class PrefillOnlyConfig:
         "Most memory (MiB) of waiting requests. Requests beyond get HTTP 429; one that alone "
         "takes more gets HTTP 400.",
     )
+    timeout_ms: int = new_knob(
+        0,
+        "Answer HTTP 504 to packed requests that cannot be served in so many ms, unless they bring "
+        "a timeout of their own. 0 waits for as long as it takes.",
+        least=0,
+    )
     decode_step_tokens: int = new_knob(
         0,
         "Cost of a decode step, in tokens that a packed forward computes in the same time. 0 "

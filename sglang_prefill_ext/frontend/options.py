@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
@@ -47,6 +47,12 @@ class RequestOptions:
     priority: int = 0
     deadline_ms: float | None = None
     keep_prefix: bool = False
+
+    def within(self, timeout_ms: int) -> RequestOptions:
+        """These options; without a deadline, with one in so many ms from now. 0 gives none."""
+        if self.deadline_ms is not None or not timeout_ms:
+            return self
+        return replace(self, deadline_ms=time.time() * 1e3 + min(timeout_ms, _LARGEST))
 
 
 def decoded(decode: Callable[[Any], T], body: Any) -> T | None:

@@ -91,7 +91,7 @@ async def _with_right_headers(
     """Refuse wrong headers here, as the route would answer HTTP 500."""
     try:
         with counted(server.path.metrics, context):
-            context.options()
+            context.options(server.path.config)
     except RequestError as error:
         return refusal(error)
     return body

@@ -74,6 +74,11 @@ class AttachableEngine:
         return bool(self._manager.gracefully_exit)
 
     @property
+    def timeout_ms(self) -> int:
+        """See `engine.Engine`."""
+        return self._path.config.timeout_ms
+
+    @property
     def weights(self) -> str:
         """Names the weights of the model, which an operator may replace."""
         return f"{self._manager.model_path} {self._manager.config_value('weight_version')}"

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from fastapi import HTTPException
 
+from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import (
     PackedForwardError,
     PrefillExtError,
@@ -83,13 +84,14 @@ class CallContext:
         if self.is_opted_out:
             raise StockPathTaken(StockReason.OPTED_OUT)
 
-    def options(self) -> RequestOptions:
-        """The options in the client's headers.
+    def options(self, config: PrefillOnlyConfig) -> RequestOptions:
+        """The options in the client's headers, and the server's timeout if they have none.
 
         Raises:
             RequestError: one has a wrong value.
         """
-        return options_of(headers_of(self.request), now_ms=time.time() * 1e3)
+        options = options_of(headers_of(self.request), now_ms=time.time() * 1e3)
+        return options.within(config.timeout_ms)
 
     def explain(self, explanation: Callable[[], dict[str, Any]]) -> None:
         """Keep the explanation of how the call was served, if that was asked for."""

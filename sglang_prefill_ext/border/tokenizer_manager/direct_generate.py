@@ -78,7 +78,7 @@ class DirectGenerate:
 
     async def _answer(self, body: GenerateBody, context: CallContext) -> bytes:
         context.raise_if_opted_out()
-        options, request = context.options(), context.request
+        options, request = context.options(self._frontend.path.config), context.request
         sampling, stops = self._sampling(body)
         with self._records.keeping(request, len(body.prompts), dict) as record:
             calls = await self._calls(body, sampling, stops, request)

@@ -68,7 +68,7 @@ async def packed_vectors(
         about = request, len(call.prompts), call.contents, names, priority
         with server.records.keeping(*about) as record:
             _check_dimensions(server.manager, call)
-            embedded = await frontend.embed(call, context.options(), record)
+            embedded = await frontend.embed(call, context.options(server.path.config), record)
             record.served = embedded.served
     return embedded, record
 
@@ -102,7 +102,9 @@ async def embed(
         context.raise_if_taken()
         if obj.lora_path and not context.is_opted_out:
             with counted(server.path.metrics, context):
-                await server.path.exchange.pause_over(context.options(), context.request)
+                await server.path.exchange.pause_over(
+                    context.options(server.path.config), context.request
+                )
         async with acquired_adapter(manager, obj) as adapter:
             call = replace(call, adapter=adapter)
             asked = server, frontend, call, context, names, obj.priority

@@ -70,6 +70,6 @@ async def packed_scores(server: PrefillServer, call: ScoreCall, context: CallCon
         server.score.check_limits(call)  # before items are processed, even for a record
         with server.records.keeping(call.request, call.num_items, call.contents) as record:
             context.raise_if_opted_out()
-            scored = await server.score.score(call, context.options())
+            scored = await server.score.score(call, context.options(server.path.config))
             record.served = scored.served
     return scored

@@ -61,7 +61,7 @@ def _takes_over(manager: Any, tokenized_obj: Any) -> bool:
         with counted(server.path.metrics, context):
             context.raise_if_opted_out()
             call = _call_of(manager, server.tokens, tokenized_obj)
-            options = context.options()
+            options = context.options(server.path.config)
     except StockPathTaken as taken:
         server.path.metrics.record_fallback(taken.reason)
         return False

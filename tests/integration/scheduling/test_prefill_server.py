@@ -7,6 +7,7 @@ warms up: their K/V goes nowhere.
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sglang_prefill_ext.frontend.options import TIMEOUT_HEADER
 from sglang_prefill_ext.process.ports import free_port
 from tests.integration.support.client import Client, Json, random_ids, score_body
 from tests.integration.support.own_server import serving
@@ -22,6 +24,7 @@ from tests.integration.support.reference import Reference
 
 pytestmark = pytest.mark.timeout(900)
 
+TIMEOUT_MS = 8_000
 FLAGS = ("--disaggregation-mode", "prefill", "--disaggregation-transfer-backend", "mooncake_tcp")
 NOWHERE = {"bootstrap_host": "2.2.2.2"}
 
@@ -30,6 +33,7 @@ NOWHERE = {"bootstrap_host": "2.2.2.2"}
 def client(model_dir: Callable[[str], Path]) -> Iterator[Client]:
     port = ("--disaggregation-bootstrap-port", str(free_port()))  # which has a default
     flags = ("--enable-prefill-only", "--schedule-policy", "srpt", *FLAGS, *port)
+    flags += ("--prefill-only-timeout-ms", str(TIMEOUT_MS))
     with serving(model_dir("micro"), "prefill_server", *flags) as running:
         yield running.client
 
@@ -83,6 +87,23 @@ def test_what_has_to_be_decoded_wants_a_peer(client: Client) -> None:
     answer = client.post("/generate", body)
     assert answer.status_code == 400
     assert "without bootstrap room id" in answer.text
+
+
+def test_the_servers_timeout_is_for_requests_without_one(client: Client) -> None:
+    """While the engine is paused, requests can only expire."""
+    body = score_body(6, 20, [3, 5])
+    with client.counting() as moved, ThreadPoolExecutor(2) as pool:
+        assert client.post("/pause_generation", {"mode": "in_place"}).status_code == 200
+        begun = time.monotonic()
+        long = {TIMEOUT_HEADER: "600000"}
+        patient = pool.submit(client.http.post, "/v1/score", json=body, headers=long)
+        plain = pool.submit(client.post, "/v1/score", body)
+        assert plain.result().status_code == 504
+        assert time.monotonic() - begun >= TIMEOUT_MS / 1e3
+        assert not patient.done()
+        assert client.post("/continue_generation", {}).status_code == 200
+        assert patient.result().status_code == 200
+    assert moved["frontend.requests.expired"] == 1
 
 
 def test_both_kinds_at_once_leave_nothing_behind(client: Client) -> None:

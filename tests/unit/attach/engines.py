@@ -106,6 +106,7 @@ class StubEngine:
         self.width = 3
         self.told = 0
         self.leaving = False
+        self.timeout_ms = 0
         answer_at_once(self.link, self.exchange, self.answer)
 
     def answer(self, rows: PackedRows) -> PackedResult:

@@ -457,6 +457,28 @@ async def test_of_two_calls_of_one_name_the_second_is_not_started(
     assert "gave two calls the same id 'twice'" in caplog.text
 
 
+async def test_rows_without_a_deadline_get_the_engines_timeout(path: Path) -> None:
+    engine = StubEngine()
+    engine.timeout_ms = 50
+    paused = asyncio.Event()
+
+    @asynccontextmanager
+    async def admission(_request: Any) -> AsyncIterator[None]:
+        await paused.wait()
+        engine.link.admitted += 1
+        yield
+
+    engine.link.admission = admission  # type: ignore[method-assign]
+    async with attached(engine, path) as (_, connection, _):
+        own = RequestOptions(deadline_ms=time.time() * 1e3 + 1e6)
+        patient = asyncio.ensure_future(ask(connection.session, own))
+        with pytest.raises(DeadlineExceededError):
+            await ask(connection.session, NO_OPTIONS)
+        assert not patient.done()
+        paused.set()
+        await patient
+
+
 @pytest.mark.parametrize("deadline_ms", [math.nan, math.inf, -math.inf])
 async def test_a_deadline_that_is_no_time_fails(path: Path, deadline_ms: float) -> None:
     engine = StubEngine()

@@ -26,7 +26,7 @@ KNOBS = [*NUMBERS, *CHOICES, *PATHS]
 MEASURED = ("launch_tokens", "decode_step_tokens")
 """Numbers that are measured or estimated at start unless given."""
 
-ZERO = (*MEASURED, "scheduler_cores", "readout_chunk_mib")
+ZERO = (*MEASURED, "scheduler_cores", "readout_chunk_mib", "timeout_ms")
 MAY_BE_ZERO = (*ZERO, "gather_ms", "gc_idle_s", "cuda_graphs")
 BY_DEVICE = ("cuda_graphs",)
 

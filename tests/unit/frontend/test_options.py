@@ -32,6 +32,19 @@ def test_a_timeout_becomes_a_deadline(priority: int, timeout_ms: int, now_ms: fl
     assert options_of(headers, now_ms) == RequestOptions(priority, now_ms + timeout_ms)
 
 
+@given(st.integers(1, 2**40))
+def test_the_servers_timeout_is_for_requests_without_one(timeout_ms: int) -> None:
+    plain, own = RequestOptions(3, keep_prefix=True), RequestOptions(deadline_ms=5.0)
+    assert plain.within(0) == plain
+    assert own.within(timeout_ms) == own
+    before_ms = time.time() * 1e3
+    bounded = plain.within(timeout_ms)
+    after_ms = time.time() * 1e3
+    assert bounded.deadline_ms is not None
+    assert before_ms - 1 <= bounded.deadline_ms - min(timeout_ms, LARGEST) <= after_ms + 1
+    assert (bounded.priority, bounded.keep_prefix) == (3, True)
+
+
 def test_a_sign_is_fine() -> None:
     assert options_of({PRIORITY_HEADER: "+3"}, now_ms=0).priority == 3
 
