@@ -111,9 +111,7 @@ def settings(
 
 def _proxies() -> list[str]:
     """The proxies that the environment names, without secrets."""
-    return sorted(
-        {without_secrets(url) for scheme, url in getproxies().items() if scheme != "no"}
-    )
+    return sorted({without_secrets(url) for scheme, url in getproxies().items() if scheme != "no"})
 
 
 def address_of(base_url: str) -> httpx.URL:
@@ -197,8 +195,8 @@ def transport_errors(request: Request[Any], base_url: str) -> Iterator[None]:
         yield
     except _NO_CONNECTION as error:
         remedy = "Start a server there, or correct the address."
-        if proxies := _proxies():
-            remedy += f" To ask it without the proxy {', '.join(proxies)}, add its host to NO_PROXY."
+        if proxies := ", ".join(_proxies()):
+            remedy += f" To ask it without the proxy {proxies}, add its host to NO_PROXY."
         if "CERTIFICATE_VERIFY_FAILED" in str(error):
             remedy = "Name the PEM file of its authority in SSL_CERT_FILE."
         raise ServerUnavailableError(
