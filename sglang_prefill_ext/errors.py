@@ -31,7 +31,7 @@ class RequestError(PrefillExtError, ValueError):
 
 
 class WrongTypeError(RequestError, TypeError):
-    """A prompt holds what is no token id; SGLang raises `TypeError`."""
+    """A prompt holds what is no token id, or no character; SGLang raises `TypeError`."""
 
 
 class TooManyItemsError(RequestError):

@@ -91,6 +91,7 @@ def settings(
     Raises:
         ConfigError: `base_url` is not the address of a server, `api_key` cannot be sent, or
             `transport` is of the other kind of clients, or none.
+        ValueError, httpx.InvalidURL: a proxy has a name that no computer can have.
     """
     url = address_of(base_url)
     if url.scheme not in ("http", "https"):
@@ -100,15 +101,17 @@ def settings(
     limits = httpx.Limits(max_connections=None, keepalive_expiry=_KEEP_IDLE_S)
     if transport is not None:
         checked("transport", transport, kind.__mro__[1], ConfigError)  # what it extends
-    elif not _proxies():  # httpx uses proxies only without a given transport
+    elif proxies := _proxies():  # httpx uses proxies only without a given transport
+        for proxy in proxies:
+            httpx.URL(proxy if "://" in proxy else f"http://{proxy}").host.encode("idna")
+    else:
         transport = kind(limits=limits, socket_options=_KEEPALIVE)
     return {"base_url": url, "headers": headers, "limits": limits, "transport": transport}
 
 
-def _proxies() -> str:
-    """The proxies that the environment names, without secrets; empty if it names none."""
-    named = {without_secrets(url) for scheme, url in getproxies().items() if scheme != "no"}
-    return ", ".join(sorted(named))
+def _proxies() -> list[str]:
+    """The proxies that the environment names, without secrets."""
+    return sorted({without_secrets(url) for scheme, url in getproxies().items() if scheme != "no"})
 
 
 def address_of(base_url: str) -> httpx.URL:
@@ -192,7 +195,7 @@ def transport_errors(request: Request[Any], base_url: str) -> Iterator[None]:
         yield
     except _NO_CONNECTION as error:
         remedy = "Start a server there, or correct the address."
-        if proxies := _proxies():
+        if proxies := ", ".join(_proxies()):
             remedy += f" To ask it without the proxy {proxies}, add its host to NO_PROXY."
         if "CERTIFICATE_VERIFY_FAILED" in str(error):
             remedy = "Name the PEM file of its authority in SSL_CERT_FILE."

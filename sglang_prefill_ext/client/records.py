@@ -8,6 +8,7 @@ from __future__ import annotations
 import codecs
 import csv
 import json
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,6 +26,9 @@ Fields = dict[str, Any]
 
 _LONGEST_CELL = 2**31 - 1
 """Python's own limit, of the whole process, is 131,072 characters; a list of items has more."""
+
+_TOKEN_ID = re.compile(r"\s*-?[0-9]{1,19}\s*")
+"""`int` also reads ``1_0`` and digits of other scripts."""
 
 _ONE_EACH = "Write one object per line."
 
@@ -75,12 +79,12 @@ def label_ids(value: Any) -> Labels | None:
     """Return label token ids that are given as a list or as text, ``1,2``; None stays None."""
     if not isinstance(value, str):
         return value  # type: ignore[no-any-return]
-    try:
-        return [int(number) for number in value.split(",")]
-    except ValueError as error:
+    numbers = value.split(",")
+    if not all(map(_TOKEN_ID.fullmatch, numbers)):
         raise RequestError(
-            f"label_token_ids: {value!r} is not a list of token ids. Write e.g. 1,2."
-        ) from error
+            f"label_token_ids: {value!r:.80} is not a list of token ids. Write e.g. 1,2."
+        )
+    return list(map(int, numbers))
 
 
 def field(fields: Fields, name: str, remedy: str = "") -> Any:

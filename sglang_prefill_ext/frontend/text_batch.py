@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 from sglang_prefill_ext.frontend.gather import Gatherer
 from sglang_prefill_ext.frontend.packed_path import PackedPath
 from sglang_prefill_ext.frontend.worker import Worker
+from sglang_prefill_ext.wire.checks import is_unicode
 
 Prompt = TypeVar("Prompt")
 
@@ -61,7 +62,7 @@ class TextBatches(Generic[Prompt]):
         Texts with lone surrogates are encoded one by one, and the others together. If that cannot
         divide them, because all or none have some, every text is encoded alone.
         """
-        good = [_is_unicode(text) for text in texts]
+        good = [is_unicode(text) for text in texts]
         if all(good) or not any(good):
             return [outcome for text in texts for outcome in self._encode_now([text])]
         together = iter(self._encode_now(list(compress(texts, good))))
@@ -75,15 +76,6 @@ class TextBatches(Generic[Prompt]):
             return self._finish(ids)
         except Exception as error:  # of this text alone
             return error
-
-
-def _is_unicode(text: str | tuple[str, str]) -> bool:
-    """Whether there are no lone surrogates, which JSON can express but no tokenizer encodes."""
-    try:
-        "".join(text).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def has_texts(texts: Any) -> bool:

@@ -107,7 +107,6 @@ class PauseRecorder:
             self._begin_s = now_s
         elif self._begin_s is not None:  # else it began before this was installed
             self.add(now_s[0] - self._begin_s[0], now_s[1] - self._begin_s[1])
-            self._begin_s = None
 
     def add(self, pause_s: float, cpu_s: float) -> None:
         """Record one pause: its wall-clock time and its CPU time."""

@@ -17,6 +17,8 @@ UNBOUNDED = 1e9
 _MOST_TOKENS_PER_S = 1e12
 _MOST = 1e30
 """Rates above these, or below their inverses, make times that are no numbers."""
+_LONGEST_WAIT = 1e9
+"""Of an exchange in µs, and of a launch in ms; longer ones make times that nobody can read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +49,8 @@ class Device:
     def __post_init__(self) -> None:
         for name in ("tflops", "gb_s", "memory_gb", "link_gb_s"):
             _require_positive(name, getattr(self, name))
-        _require_finite("link_us", self.link_us)
-        _require_finite("launch_ms", self.launch_ms or 0.0)
+        _require_within("link_us", self.link_us, 0.0, _LONGEST_WAIT)
+        _require_within("launch_ms", self.launch_ms or 0.0, 0.0, _LONGEST_WAIT)
 
     @property
     def operations_per_s(self) -> float:
@@ -102,16 +104,14 @@ def flag_of(name: str) -> str:
 def _require_positive(name: str, value: float, most: float = _MOST) -> None:
     if not value > 0:
         raise ConfigError(f"{flag_of(name)} {value:g}: give a number above 0.")
-    _require_finite(name, value)
-    if not 1 / most <= value <= most:
-        raise ConfigError(
-            f"{flag_of(name)} {value:g}: give a number from {1 / most:g} to {most:g}."
-        )
+    _require_within(name, value, 1 / most, most)
 
 
-def _require_finite(name: str, value: float) -> None:
-    if math.isinf(value):
+def _require_within(name: str, value: float, least: float, most: float) -> None:
+    if not math.isfinite(value):
         raise ConfigError(f"{flag_of(name)} {value:g}: give a finite number.")
+    if not least <= value <= most:
+        raise ConfigError(f"{flag_of(name)} {value:g}: give a number from {least:g} to {most:g}.")
 
 
 DEVICES: Mapping[str, Device] = {

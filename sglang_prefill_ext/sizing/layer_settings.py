@@ -151,8 +151,8 @@ def _own_sizes(config: Settings, number: int, *, slides: bool) -> Settings:
     Gemma 4 says those of its layers without a window, or of single layers. SGLang turns them into
     those of the model, and says what layers with a window have instead.
     """
-    by_layer = config.get("per_layer_config") or {}
-    own: Settings = dict(by_layer.get(number) or by_layer.get(str(number)) or {})
+    by_layer = config.get("per_layer_config") or {}  # numbers; "05" and the like in a file
+    own: Settings = next((dict(by_layer[each]) for each in by_layer if int(each) == number), {})
     if odd := own.keys() - {"head_dim", "num_key_value_heads"}:
         raise ValueError(f"its layer {number} has its own {min(odd)}")
     if slides:

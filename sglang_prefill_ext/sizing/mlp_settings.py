@@ -17,7 +17,10 @@ _DENSE_AT_FIRST = ("first_k_dense_replace", "moe_layer_start_index", "num_dense_
 _SPARSE_STEP = ("decoder_sparse_step", "interleave_moe_layer_step")
 _DENSE = ("qwen3_5_text",)
 """Types of dense models whose configuration in SGLang has the experts of the class it inherits."""
-_WITHOUT_GATE = ("arcee", "nemotron", "nemotron_h", "starcoder2")
+_WITHOUT_GATE = (
+    *("apertus", "arcee", "gpt_neox", "jais2", "nanochat", "nemotron", "nemotron_h", "persimmon"),
+    *("phi", "starcoder2"),
+)
 """Types of models whose MLPs and experts have two maps."""
 
 
@@ -46,8 +49,10 @@ def experts_of(config: Settings) -> Experts | None:
     if config.get("model_type") in _DENSE:
         return None
     count, active = number_of(config, *_EXPERTS), number_of(config, *_ACTIVE)
-    if not count or not active:
+    if not count:
         return None
+    if not active:
+        raise ValueError(f"it does not say how many of its {count} experts compute a token")
     if active > count:
         raise ValueError(f"{active} of its {count} experts compute a token")
     width = first_of(config, "moe_intermediate_size", "intermediate_size")

@@ -15,6 +15,8 @@ from sglang_prefill_ext.wire.arrays import FlatRows
 
 # Texts that are encoded in one call.
 _CHUNK = 512
+# Characters of a library's error, which may quote whole parts of a tokenizer.
+_LONGEST_ERROR = 200
 # One chunk of this many is decoded as well, which takes longer than encoding.
 _DECODED = 4
 
@@ -76,6 +78,11 @@ def us_per_text(encoder: Encoder) -> float:
     return round(best * 1e6, 3)
 
 
+def told(error: Exception) -> str:
+    """Return the type of a library's error, and the beginning of its message."""
+    return f"{type(error).__name__}: {str(error)[:_LONGEST_ERROR]}"
+
+
 def same(a: FlatRows, b: FlatRows) -> bool:
     """Whether two sets of rows have the same ids."""
     return np.array_equal(a.counts, b.counts) and np.array_equal(a.values, b.values)
@@ -106,7 +113,7 @@ def _chunk_difference(
         if decoding is not None and encoder.decode(rows.tolist()) != decoding.decode(rows.tolist()):
             return "decoding"
     except Exception as error:  # whatever a library raises
-        return f"{type(error).__name__}: {error}"
+        return told(error)
     return ""
 
 

@@ -19,7 +19,7 @@ import msgspec
 from sglang_prefill_ext.config import TokenizerChoice
 from sglang_prefill_ext.process.children import module_command, tethered
 from sglang_prefill_ext.texts import libraries, sample_texts
-from sglang_prefill_ext.texts.comparison import Comparison, compare
+from sglang_prefill_ext.texts.comparison import Comparison, compare, told
 from sglang_prefill_ext.texts.libraries import TokenizerCopy
 
 _LOOK_S = 0.2
@@ -46,7 +46,7 @@ def compare_here(library: TokenizerChoice, json: str, count: int) -> Comparison:
     try:
         encoder = libraries.load(library, json)
     except Exception as error:  # whatever a library raises for a tokenizer that it does not know
-        return Comparison(f"not loaded: {type(error).__name__}: {error}")
+        return Comparison(f"not loaded: {told(error)}")
     added = [token["content"] for token in json_format.loads(json).get("added_tokens", ())]
     return compare(encoder, TokenizerCopy(json), sample_texts.texts(count, added))
 

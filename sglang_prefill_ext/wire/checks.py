@@ -89,6 +89,29 @@ def check_repeated(text: str, items: Sequence[str]) -> None:
         )
 
 
+def is_unicode(text: str | tuple[str, str]) -> bool:
+    """Whether there are no lone surrogates, which JSON can express but no tokenizer encodes."""
+    try:
+        "".join(text).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def check_unicode(texts: Iterable[str | tuple[str, str]]) -> None:
+    """Refuse texts that no tokenizer encodes.
+
+    Raises:
+        WrongTypeError: a text, or one of a pair, is not `is_unicode`.
+    """
+    for text in texts:
+        if not is_unicode(text):
+            raise WrongTypeError(
+                f"The text {text!r:.80} has lone surrogates, which no tokenizer reads. "
+                "Send whole characters."
+            )
+
+
 def empty_prompt(field: str) -> RequestError:
     """Return the error for a prompt without a token, in what the user calls `field`."""
     return RequestError(

@@ -430,6 +430,8 @@ def test_connections_are_kept_alive(
     [
         ("all_proxy", "socks5://127.0.0.1:1", "proxies in the environment"),
         ("http_proxy", "ftp://127.0.0.1:1", "proxies in the environment"),
+        ("http_proxy", "http://a..b:1", "proxies in the environment"),
+        ("http_proxy", "a..b:1", "proxies in the environment"),
         ("SSL_CERT_FILE", "/dev/null", "Correct SSL_CERT_FILE"),
         ("SSL_CERT_FILE", "/missing/authorities.pem", "Correct SSL_CERT_FILE"),
     ],

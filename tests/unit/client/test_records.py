@@ -87,8 +87,12 @@ def test_what_is_not_csv_ends_the_reading_but_not_what_was_read() -> None:
 def test_label_ids_are_a_list_or_text() -> None:
     assert label_ids("1, 22") == [1, 22]
     assert label_ids([[1], [2]]) == [[1], [2]]
-    with pytest.raises(RequestError, match=r"label_token_ids: 'yes' .*Write e\.g\. 1,2"):
-        label_ids("yes")
+
+
+@pytest.mark.parametrize("text", ["yes", "", "1,", "1_0", "1.0", "\u0663", "9" * 5_000])
+def test_what_is_no_list_of_label_ids_is_refused(text: str) -> None:
+    with pytest.raises(RequestError, match=r"label_token_ids: '.* Write e\.g\. 1,2"):
+        label_ids(text)
 
 
 def test_a_missing_field_is_named_beside_what_is_there() -> None:

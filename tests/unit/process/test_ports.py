@@ -24,6 +24,16 @@ def test_a_free_port_is_given_once(monkeypatch: pytest.MonkeyPatch) -> None:
         free_port()
 
 
+def test_a_port_that_something_listens_on_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as listener:
+        listener.bind((ports.LOOPBACK, 0))
+        listener.listen()
+        monkeypatch.setattr(ports, "_PORTS", [listener.getsockname()[1]])
+        monkeypatch.setattr(ports, "_PORT_TRIES", 1)
+        with pytest.raises(ServerStartError, match="none of 1 ports is free"):
+            free_port()
+
+
 def test_a_listener_is_awaited() -> None:
     with socket.socket() as later:
         later.bind((ports.LOOPBACK, 0))

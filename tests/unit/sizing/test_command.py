@@ -105,6 +105,8 @@ def test_a_single_device_needs_no_link(plan: Plan) -> None:
         ("--clients 0", "--clients 0: give 1 or more"),
         ("--launch-ms inf", "--launch-ms inf: give a finite number"),
         ("--link-us inf", "--link-us inf: give a finite number"),
+        ("--launch-ms 1e10", "--launch-ms 1e[+]10: give a number from 0 to 1e[+]09"),
+        ("--link-us 1e308", "--link-us 1e[+]308: give a number from 0 to 1e[+]09"),
         ("--tflops inf", "--tflops inf: give a finite number"),
         (f"--device cpu {MEASURED} --tokens-per-s inf", "--tokens-per-s inf: give a finite number"),
         ("--tflops 1e-320", "--tflops 9.99989e-321: give a number from 1e-30 to 1e[+]30"),

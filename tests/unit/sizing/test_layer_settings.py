@@ -53,6 +53,18 @@ def test_all_weights_are_those_that_transformers_makes(preset: str) -> None:
     assert shape.stored_weights == wanted
 
 
+@pytest.mark.parametrize(
+    "kind",
+    "apertus gemma4_text gemma4_unified_text gpt_neox jais2 nanochat persimmon phi".split(),
+)
+def test_all_weights_are_those_of_a_configuration_that_transformers_writes(kind: str) -> None:
+    config = AutoConfig.for_model(kind)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    shape = ModelShape.of_config(json.loads(config.to_json_string()))
+    assert shape.stored_weights == sum(_counted(*each) for each in text_weights(model))
+
+
 def text_weights(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Of the part that reads text; weights with two names are there once."""
     return (

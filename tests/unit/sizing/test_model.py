@@ -112,6 +112,8 @@ def test_what_cannot_be_counted_is_refused(tmp_path: Path) -> None:
         _read(tmp_path, mlp_layer_types=["dense"])
     with pytest.raises(ConfigError, match="9 of its 8 experts compute a token"):
         _read(tmp_path, num_experts=8, num_experts_per_tok=9, moe_intermediate_size=64)
+    with pytest.raises(ConfigError, match="how many of its 8 experts compute a token"):
+        _read(tmp_path, num_experts=8, moe_topk=2, moe_intermediate_size=64)
     for size in (-1, [64]):
         with pytest.raises(ConfigError, match="sliding_window is"):
             _read(tmp_path, layer_types=4 * ["sliding_attention"], sliding_window=size)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from sglang_prefill_ext.sizing.model import ModelShape
-from sglang_prefill_ext.sizing.recurrences import ShortConvolution, StateSpace
+from sglang_prefill_ext.sizing.recurrences import DeltaRule, ShortConvolution, StateSpace
 from sglang_prefill_ext.sizing.shape import Shape
 from sglang_prefill_ext.sizing.work import kv_numbers, packed_bytes, packed_operations
 from tests.unit.sizing.models import DELTA, decoder, experts
@@ -22,6 +22,15 @@ def test_of_experts_the_active_ones_compute_and_those_with_tokens_are_read() -> 
     assert more == 11 * router + 4 * router
     numbers = sparse.read_weights(22) + kv_numbers(sparse, 22) + 2 * 4
     assert packed_bytes(sparse, shape, 2, number_bytes=2, requests=2) == 2 * numbers
+
+
+def test_operations_of_states_by_hand() -> None:
+    shape, of_weights = Shape(3, 2, 4), 2 * 11  # tokens
+    delta = DeltaRule(256, key_heads=2, key_dim=16, value_heads=4, value_dim=8, conv_width=4)
+    mamba = StateSpace(256, heads=8, head_dim=64, groups=1, state_size=16, conv_width=4, chunk=256)
+    # Of each token, three products with a state, or two.
+    assert delta.operations(shape) == of_weights * (delta.weights + 3 * (4 * 16 * 8))
+    assert mamba.operations(shape) == of_weights * (mamba.weights + 2 * (8 * 64 * 16))
 
 
 def test_traffic_of_states_by_hand() -> None:

@@ -258,3 +258,12 @@ def test_graphs_and_then_kernels_are_left_out() -> None:
 def test_nothing_is_tried_twice() -> None:
     assert attempts(AttentionWay.TORCH, 0) == [Attempt(AttentionWay.TORCH, 0)]
     assert len(attempts(AttentionWay.MERGE, 0)) == 2
+
+
+def test_an_attempt_is_described_by_what_it_uses() -> None:
+    described = [each.described for each in attempts(AttentionWay.MERGE, 256)]
+    assert described == [
+        "--prefill-only-attention merge with graphs",
+        "--prefill-only-attention merge without graphs",
+        "--prefill-only-attention torch without graphs",
+    ]

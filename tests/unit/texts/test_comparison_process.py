@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -67,6 +68,14 @@ def test_a_child_gives_the_same_verdict() -> None:
         found, wanted = compare_in_child(*args), compare_here(*args)
         assert (found.difference, found.texts) == (wanted.difference, wanted.texts) == ("", 2_000)
     assert compare_in_child(FASTOKENS, "{}", 10).difference.startswith("not loaded")
+
+
+@pytest.mark.usefixtures("leaves_none")
+def test_a_child_does_not_tell_more_than_a_pipe_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Libraries quote what they do not know."""
+    monkeypatch.setattr(comparison_process, "LONGEST_S", 60.0)
+    unknown = json.loads(json_of("gpt2")) | {"normalizer": {"type": "X" * (1 << 17)}}
+    assert "unsupported" in compare_in_child(FASTOKENS, json.dumps(unknown), 10).difference
 
 
 @pytest.mark.usefixtures("leaves_none")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
-from sglang_prefill_ext.errors import RequestError, TooManyItemsError
+from sglang_prefill_ext.errors import RequestError, TooManyItemsError, WrongTypeError
 from sglang_prefill_ext.wire import checks
 from sglang_prefill_ext.wire.checks import (
     check_count,
@@ -17,6 +17,7 @@ from sglang_prefill_ext.wire.checks import (
     check_positions,
     check_prompt,
     check_repeated,
+    check_unicode,
     flatten_ids,
 )
 
@@ -107,3 +108,10 @@ def test_a_text_is_repeated_so_often_and_no_more(monkeypatch: pytest.MonkeyPatch
     check_repeated("a" * 10, ["b"] * 3)
     with pytest.raises(RequestError, match="its 11 characters would be repeated for 3 items"):
         check_repeated("a" * 11, ["b"] * 3)
+
+
+@pytest.mark.parametrize("text", ["a\udc80", ("a", "\ud800")])
+def test_texts_that_no_tokenizer_reads_are_refused(text: str | tuple[str, str]) -> None:
+    check_unicode(["", "🙂", ("a", "é")])
+    with pytest.raises(WrongTypeError, match=r"\\ud.* has lone surrogates"):
+        check_unicode(["a", text])
