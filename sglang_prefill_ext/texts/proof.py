@@ -24,6 +24,7 @@ character of Unicode.
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -82,7 +83,7 @@ def unproven(config: Config) -> str:
     """
     if config["model"].get("dropout"):  # the ids of a text are random then
         return "BPE with dropout"
-    normalizer = (config.get("normalizer") or {}).get("type")
+    normalizer = _normalizer_of(config)
     if normalizer not in (None, "NFC", "BertNormalizer"):
         return f"normalizer {normalizer}"
     return _doubt_of_pre_tokenizer(config.get("pre_tokenizer")) or _doubt_of_added_tokens(config)
@@ -92,8 +93,20 @@ def boundaries_of(config: Config) -> Boundaries:
     """Return where texts may be cut for a tokenizer that is not `unproven`."""
     kind = (config.get("pre_tokenizer") or {}).get("type", "")
     marks = "" if kind == "Metaspace" else _WHITESPACE_SPLITTERS.get(kind, MARKS)
-    greedy = (token["content"][-1:] for token in config.get("added_tokens", ()) if token["rstrip"])
-    return Boundaries(marks, frozenset(greedy))
+    greedy = (token for token in config.get("added_tokens", ()) if token["rstrip"])
+    ends = frozenset(_looked_for(token, _normalizer_of(config))[-1:] for token in greedy)
+    return Boundaries(marks, ends)
+
+
+def _normalizer_of(config: Config) -> str | None:
+    return (config.get("normalizer") or {}).get("type")
+
+
+def _looked_for(token: Config, normalizer: str | None) -> str:
+    """The text by which an added token is found, unless BERT's normaliser changes it."""
+    content: str = token["content"]
+    is_composed = token["normalized"] and normalizer == "NFC"
+    return unicodedata.normalize("NFC", content) if is_composed else content
 
 
 def alternatives(pattern: str) -> list[str]:
@@ -163,8 +176,7 @@ def _alternatives_of(split: Config) -> list[str]:
 
 def _doubt_of_added_tokens(config: Config) -> str:
     # `boundaries_of` takes care of tokens with rstrip.
-    boundaries = boundaries_of(config)
-    normalizer = (config.get("normalizer") or {}).get("type")
+    boundaries, normalizer = boundaries_of(config), _normalizer_of(config)
     for token in config.get("added_tokens", ()):
         for doubt in _doubts_of_token(token, boundaries, normalizer):
             return f"added token {token['content']!r}: {doubt}"
@@ -174,7 +186,7 @@ def _doubt_of_added_tokens(config: Config) -> str:
 def _doubts_of_token(
     token: Config, boundaries: Boundaries, normalizer: str | None
 ) -> Iterator[str]:
-    if boundaries.inside(token["content"]):
+    if boundaries.inside(_looked_for(token, normalizer)):
         yield "it contains a boundary"
     if token["single_word"]:
         yield "it depends on its neighbours"

@@ -14,6 +14,9 @@ from tests.unit.texts.made import DEEPSEEK, LLAMA_3, O200K, PROVEN, json_of, set
 # One character of every class that the patterns know, and those that they name.
 _ALPHABET = " \t\n\raZé1字か゠\u0301'st.:!。/$_\u00a0\u200b"
 
+MARK = "\u037e"
+"""A Greek question mark, of which Unicode's normal forms make a semicolon."""
+
 
 def of(pre_tokenizer: Any, **parts: Any) -> dict[str, Any]:
     tokenizer = Tokenizer(models.BPE())
@@ -91,6 +94,10 @@ def test_unicode_normalisation_joins_a_boundary_with_nothing(mark: str) -> None:
             "added token 'two words': it contains a boundary",
         ),
         (
+            of(pre_tokenizers.Whitespace(), normalizer=normalizers.NFC(), added=["it" + MARK]),
+            f"added token {'it' + MARK!r}: it contains a boundary",
+        ),
+        (
             of(pre_tokenizers.Whitespace(), added=[AddedToken("word", single_word=True)]),
             "added token 'word': it depends on its neighbours",
         ),
@@ -119,6 +126,16 @@ def test_boundaries_are_the_tokenizers_own() -> None:
     assert proof.boundaries_of(of(pre_tokenizers.WhitespaceSplit())).marks == ""
     greedy = of(pre_tokenizers.Whitespace(), added=[AddedToken("<end>", rstrip=True)])
     assert proof.boundaries_of(greedy) == Boundaries(MARKS, frozenset(">"))
+    composed = AddedToken(MARK, rstrip=True)
+    greedy = of(pre_tokenizers.Whitespace(), normalizer=normalizers.NFC(), added=[composed])
+    assert proof.boundaries_of(greedy) == Boundaries(MARKS, frozenset(";"))
+
+
+def test_an_added_token_is_found_by_its_normal_form() -> None:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.add_tokens(["it" + MARK])
+    assert tokenizer.encode("bit;").tokens == ["it;"]
 
 
 def test_patterns_fall_into_their_alternatives() -> None:
