@@ -187,6 +187,15 @@ async def test_bytes_after_an_answer_end_the_connection() -> None:
         assert list(map(len, engine.seen)) == [1, 1]
 
 
+async def test_what_nobody_has_asked_for_is_not_taken_for_the_next_answer() -> None:
+    async with running(lambda _: answer_bytes(b"x")) as (engine, to):
+        await to.get("/", LIMIT_S)
+        (kept,) = to._idle
+        kept[1].data_received(b"HTTP/1.1 408 Request Timeout\r\n")  # the rest is yet to come
+        assert (await to.get("/", LIMIT_S)).status == 200
+        assert list(map(len, engine.seen)) == [1, 1]
+
+
 async def test_a_cancelled_request_drops_its_connection() -> None:
     async with running(lambda _: None) as (engine, to):
         with pytest.raises(TimeoutError):
