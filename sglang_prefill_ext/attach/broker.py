@@ -105,7 +105,8 @@ class Broker:
             why = f"The engine cannot serve this call ({type(error).__name__}: {error})."
             self._send(name, messages.failure_of(heading, why))
         elif not heading.is_known:
-            self._send(name, messages.Refusal("The engine cannot read what this front end sends."))
+            why = f"The engine cannot serve this front end ({type(error).__name__}: {error})."
+            self._send(name, messages.Refusal(why))
 
     def _take(self, name: bytes, message: messages.FromFrontend) -> None:
         if isinstance(message, messages.Hello):
@@ -143,8 +144,8 @@ class Broker:
             self._send(name, messages.Refusal(message))
             return
         self._forget(name)
-        self._peers[name] = _Peer(hello.pid)
         self._send(name, self._engine.facts())
+        self._peers[name] = _Peer(hello.pid)
 
     async def _serve(self, name: bytes, call: messages.Call) -> None:
         """Serve a call; whatever goes wrong, it is answered."""

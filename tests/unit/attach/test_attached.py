@@ -331,6 +331,39 @@ async def test_another_version_is_refused_with_what_to_do(
             _ = connection.session
 
 
+async def test_an_engine_that_cannot_tell_its_facts_says_why_and_has_no_front_end(
+    path: Path,
+) -> None:
+    connection = EngineConnection(path, FrontendMetrics(), StubCollector())
+    broker = Broker(StubEngine(facts(class_names=["\udc80"])), path)
+    async with broker.running(), connection.running():
+        await until(lambda: "UnicodeEncodeError" in connection._why)
+        assert broker.peers() == []
+
+
+async def test_facts_of_an_engine_that_has_gone_since_begin_no_session(path: Path) -> None:
+    connection, changes = watched(path)
+    async with connection.running():
+        connection._take(facts())
+        with pytest.raises(EngineUnavailableError, match="No engine answers"):
+            _ = connection.session
+    assert changes == []
+
+
+async def test_every_time_that_an_engine_goes_is_logged(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    connection = EngineConnection(path, FrontendMetrics(), StubCollector())
+    async with connection.running():
+        for times in (1, 2):
+            broker = Broker(StubEngine(), path)
+            async with broker.running():
+                assert await connection.wait_attached(60)
+                broker._peers.clear()  # one that dies says no farewell
+            await until(lambda: not connection._connected)
+            assert caplog.text.count("The engine has gone") == times
+
+
 async def test_one_that_says_hello_again_begins_anew(path: Path) -> None:
     engine = StubEngine()
     async with waiting(engine, path) as (broker, connection, asking):
@@ -495,7 +528,10 @@ async def test_a_front_end_that_is_busy_is_not_taken_for_a_dead_one(
         assert engine.exchange.in_flight == 0
 
 
-async def test_an_engine_that_cannot_be_served_is_asked_less_and_less_often(path: Path) -> None:
+@pytest.mark.parametrize("refusing", [False, True])
+async def test_an_engine_that_cannot_be_served_is_asked_less_and_less_often(
+    path: Path, refusing: bool
+) -> None:
     engine = StubEngine(facts(tokenizer="no tokenizer at all"))
     connection = EngineConnection(path, FrontendMetrics(), StubCollector())
     async with Broker(engine, path).running(), connection.running():
@@ -504,7 +540,7 @@ async def test_an_engine_that_cannot_be_served_is_asked_less_and_less_often(path
             _ = connection.session
         for wait_s in (4, 8, 16, 32, 60, 60):
             before_s = time.monotonic()
-            connection._take(engine.facts())
+            connection._take(messages.Refusal("no") if refusing else engine.facts())
             assert before_s <= connection._hello_s - wait_s <= time.monotonic()
 
 
@@ -606,11 +642,14 @@ async def test_an_engine_that_packs_nothing_says_so(path: Path) -> None:
 
 
 @pytest.mark.parametrize("parts", [[b"\xc1"], [b""], [b"three", b"parts", b"of"]])
-async def test_bytes_that_are_no_message_harm_nobody(path: Path, parts: list[bytes]) -> None:
+async def test_bytes_that_are_no_message_harm_nobody(
+    path: Path, monkeypatch: pytest.MonkeyPatch, parts: list[bytes]
+) -> None:
+    monkeypatch.setattr(messages, "BEAT_S", 0.02)
     async with attached(StubEngine(), path) as (_, connection, _):
+        before = connection.session
         connection._mailbox.send(*parts)
-        await until(lambda: connection._session is None)
-        await until(lambda: connection._session is not None)
+        await until(lambda: connection._session not in (None, before))
         assert (await ask(connection.session)).status == "ok"
 
 
