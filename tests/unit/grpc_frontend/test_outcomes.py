@@ -103,4 +103,4 @@ async def test_a_call_that_ends_while_it_is_aborted_is_over() -> None:
         raise RequestError("items: none")
 
     with pytest.raises(asyncio.CancelledError):
-        await PrefillService(no_session)._answer(EndedCall(), refuse())
+        await PrefillService(no_session, 0)._answer(EndedCall(), refuse())

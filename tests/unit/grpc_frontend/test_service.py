@@ -15,6 +15,7 @@ from google.rpc.status_pb2 import Status
 from sglang_prefill_ext.attach.messages import StockAnswer, StockError, StockScore, StockVectors
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
+from sglang_prefill_ext.grpc_frontend import service
 from sglang_prefill_ext.grpc_frontend.prefill_pb2_grpc import PrefillStub
 from sglang_prefill_ext.wire import status as ends
 from tests.unit.attach.engines import StubEngine, facts
@@ -46,7 +47,7 @@ def wrong_field(error: grpc.aio.AioRpcError) -> str:
 async def test_an_answer_over_the_limit_is_refused_without_a_traceback(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with served(StubEngine(), path, most_bytes=50) as (channel, _):
+    async with served(StubEngine(), path, most_bytes=34) as (channel, _):
         with pytest.raises(grpc.aio.AioRpcError, match="Ask for fewer items") as raised:
             await stub_of(channel).Score(id_request([1], [[7]] * 3))
         assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -233,9 +234,21 @@ async def test_a_call_that_is_cancelled_or_late_leaves_nothing_behind(path: Path
     assert engine.link.options[1].deadline_ms is not None
 
 
-async def test_an_unforeseen_failure_is_internal(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_an_unforeseen_failure_of_the_front_end_is_internal(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("so it goes")
+
+    monkeypatch.setattr(service, "score", fail)
+    async with served(StubEngine(), path) as (channel, _):
+        with pytest.raises(grpc.aio.AioRpcError, match="OSError: so it goes") as caught:
+            await stub_of(channel).Score(id_request([1], [[2]]))
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+    assert "A call failed" in caplog.text
+
+
+async def test_an_unforeseen_failure_of_the_engine_is_internal(path: Path) -> None:
     engine = StubEngine(facts(is_generation=False))
     engine.stock_outcome = StockError("", ends.Status.FAILED, "RuntimeError: so it goes")
     async with served(engine, path) as (channel, _):
