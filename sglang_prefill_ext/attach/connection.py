@@ -138,8 +138,9 @@ class EngineConnection:
 
     def _take(self, message: messages.FromEngine) -> None:
         match message:
-            case messages.Facts() if self._connected:  # else of an engine that has gone since
-                self._open(message)
+            case messages.Facts():
+                if self._connected:  # else the engine has gone since
+                    self._open(message)
             case messages.Refusal():
                 self._give_up(message.message)
             case messages.Leaving():

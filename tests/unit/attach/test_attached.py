@@ -364,6 +364,13 @@ async def test_every_time_that_an_engine_goes_is_logged(
             assert caplog.text.count("The engine has gone") == times
 
 
+async def test_nothing_goes_on_once_both_have_ended(path: Path) -> None:
+    async with attached(StubEngine(), path):
+        pass
+    await asyncio.sleep(0)  # so that what was cancelled ends
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
 async def test_one_that_says_hello_again_begins_anew(path: Path) -> None:
     engine = StubEngine()
     async with waiting(engine, path) as (broker, connection, asking):
