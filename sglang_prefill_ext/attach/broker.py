@@ -97,16 +97,15 @@ class Broker:
 
     def _end_unread(self, name: bytes, heading: messages.Heading, error: Exception) -> None:
         """End the call of a message that cannot be read or served; other calls go on."""
-        unread = isinstance(error, msgspec.DecodeError)
         what = heading.type if heading.is_known else "message"
-        trace = None if unread else error
-        logger.warning("A %s of a front end cannot be served: %s", what, error, exc_info=trace)
+        told = f"{type(error).__name__}: {error!s:.200}"  # it may repeat the message
+        trace = None if isinstance(error, msgspec.DecodeError) else error
+        logger.warning("A %s of a front end cannot be served (%s)", what, told, exc_info=trace)
         if heading.is_call:
-            why = f"The engine cannot serve this call ({type(error).__name__}: {error})."
-            self._send(name, messages.failure_of(heading, why))
+            failure = messages.failure_of(heading, f"The engine cannot serve this call ({told}).")
+            self._send(name, failure)
         elif not heading.is_known:
-            why = f"The engine cannot serve this front end ({type(error).__name__}: {error})."
-            self._send(name, messages.Refusal(why))
+            self._send(name, messages.Refusal(f"The engine cannot serve this front end ({told})."))
 
     def _take(self, name: bytes, message: messages.FromFrontend) -> None:
         if isinstance(message, messages.Hello):

@@ -456,13 +456,17 @@ async def test_a_call_that_cannot_be_read_is_answered_and_those_behind_it_served
 
 
 @pytest.mark.parametrize("broken", [{"type": "Beat", "totals": 5}, {"type": "Abort"}])
-async def test_tidings_that_cannot_be_read_end_nothing(path: Path, broken: object) -> None:
+async def test_tidings_that_cannot_be_read_end_nothing(
+    path: Path, broken: object, caplog: pytest.LogCaptureFixture
+) -> None:
     engine = StubEngine()
     async with attached(engine, path) as (_, connection, _):
         session = connection.session
         connection._mailbox.send(msgspec.msgpack.encode(broken))
         assert (await ask(session)).status == "ok"
         assert connection.session is session
+    assert "of a front end cannot be served" in caplog.text
+    assert "Traceback" not in caplog.text, "nothing of ours is broken"
 
 
 async def test_what_cannot_be_counted_loses_no_call_that_came_with_it(
@@ -478,6 +482,7 @@ async def test_what_cannot_be_counted_loses_no_call_that_came_with_it(
         connection._send(messages.Beat())  # leaves as a part of one message with the call
         assert (await asyncio.wait_for(ask(connection.session), 60)).status == "ok"
     assert "A Beat of a front end cannot be served" in caplog.text
+    assert "Traceback" in caplog.text
 
 
 async def test_of_two_calls_of_one_name_the_second_is_not_started(
@@ -648,9 +653,21 @@ async def test_an_engine_that_packs_nothing_says_so(path: Path) -> None:
         assert link.session.exchange.declined_reason is StockReason.MULTI_ITEM_SCORING
 
 
-@pytest.mark.parametrize("parts", [[b"\xc1"], [b""], [b"three", b"parts", b"of"]])
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [b"\xc1"],
+        [b""],
+        [b"three", b"parts", b"of"],
+        [msgspec.msgpack.encode({"type": "x" * 5_000})],
+    ],
+    ids=["byte", "empty", "parts", "unknown"],
+)
 async def test_bytes_that_are_no_message_harm_nobody(
-    path: Path, monkeypatch: pytest.MonkeyPatch, parts: list[bytes]
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    parts: list[bytes],
 ) -> None:
     monkeypatch.setattr(messages, "BEAT_S", 0.02)
     async with attached(StubEngine(), path) as (_, connection, _):
@@ -658,6 +675,7 @@ async def test_bytes_that_are_no_message_harm_nobody(
         connection._mailbox.send(*parts)
         await until(lambda: connection._session not in (None, before))
         assert (await ask(connection.session)).status == "ok"
+    assert len(caplog.text) < 5_000
 
 
 async def test_a_front_end_freezes_once_attached_and_collects_for_the_engine(path: Path) -> None:
