@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import math
+import os
 import signal
 import stat
 import sys
@@ -615,6 +616,17 @@ async def test_what_a_front_end_counts_is_counted_by_the_engine(
         "forwards": 2,
         "tokens_computed": 10,
     }
+
+
+async def test_the_engine_shows_what_its_front_ends_do(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "BEAT_S", 0.05)
+    async with waiting(StubEngine(), path) as (broker, connection, asking):
+        shown = {"pid": os.getpid(), "in_flight": 1, "encoder": connection.session.encoder}
+        assert shown["encoder"]
+        await until(lambda: broker.peers() == [shown])
+        asking.cancel()
 
 
 async def test_a_call_that_is_the_engines_own_is_answered_or_ends_as_there(path: Path) -> None:
