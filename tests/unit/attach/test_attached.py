@@ -330,6 +330,7 @@ async def test_another_version_is_refused_with_what_to_do(
         await asyncio.sleep(0.1)
         with pytest.raises(EngineUnavailableError, match=r"the engine is version 0\.0\.0"):
             _ = connection.session
+    assert f"Front end {os.getpid()} was refused" in caplog.text
 
 
 async def test_an_engine_that_cannot_tell_its_facts_says_why_and_has_no_front_end(
