@@ -423,18 +423,28 @@ async def test_an_answer_that_cannot_be_read_ends_its_own_call_only(path: Path) 
         assert (await asyncio.wait_for(packed, 60)).status == "ok"
 
 
-@pytest.mark.parametrize("outcome", ["raises", "cannot be encoded"])
-async def test_a_call_of_the_engine_that_has_no_answer_fails(path: Path, outcome: str) -> None:
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (OSError("raises"), "OSError: raises"),
+        (OSError("\udc80"), r"OSError: \?"),
+        (None, "UnicodeEncodeError: .*"),
+    ],
+    ids=["raises", "raises no unicode", "cannot be encoded"],
+)
+async def test_a_call_of_the_engine_that_has_no_answer_fails(
+    path: Path, error: Exception | None, told: str
+) -> None:
     engine = StubEngine()
 
     async def serve_stock(call: Stock) -> StockError:
-        if outcome == "raises":
-            raise OSError(outcome)
+        if error is not None:
+            raise error
         return StockError(call.rid, Status.REFUSED, "\udc80")
 
     engine.serve_stock = serve_stock  # type: ignore[method-assign]
     async with attached(engine, path) as (_, connection, _):
-        with pytest.raises(PackedForwardError, match=r"OSError: raises|cannot be sent"):
+        with pytest.raises(PackedForwardError, match=rf"cannot serve this call \({told}\)"):
             await asyncio.wait_for(connection.session.ask(StockScore("s", {}, {})), 60)
         assert (await ask(connection.session)).status == "ok"
 
