@@ -103,7 +103,7 @@ class HttpConnection(asyncio.Protocol):
             waiting.set_result(answer)
 
     def _read_head(self) -> None:
-        head_end = self._received.find(_HEAD_END, 0, _LONGEST_HEAD)
+        head_end = self._received.find(_HEAD_END)
         if head_end < 0:
             if len(self._received) >= _LONGEST_HEAD:
                 self._fail("the head of an answer does not end")

@@ -5,6 +5,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import trustme
@@ -238,6 +239,29 @@ async def test_certificates_are_verified(tmp_path: Path, monkeypatch: pytest.Mon
         trusting = HttpConnections(engine.url, {})
         assert (await trusting.get("/", LIMIT_S)).body == b"x"
         trusting.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("http://host", ("host", 80)),
+        ("https://host", ("host", 443)),
+        ("https://[::1]:8443", ("::1", 8443)),
+    ],
+)
+async def test_a_url_without_a_port_has_that_of_its_scheme(
+    url: str, address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    async def connect(_make: object, host: str, port: int, **_tls: object) -> NoReturn:
+        asked.append((host, port))
+        raise OSError
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", connect)
+    with pytest.raises(EngineUnavailableError):
+        await HttpConnections(url, {}).get("/", LIMIT_S)
+    assert asked == [address]
 
 
 async def test_a_host_that_cannot_be_looked_up_is_unavailable() -> None:
