@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,7 +19,7 @@ from sglang_prefill_ext.client.grpc_calls import error_of
 from sglang_prefill_ext.errors import ServerBusyError
 from sglang_prefill_ext.grpc_frontend import prefill_pb2_grpc, servicer
 from sglang_prefill_ext.grpc_frontend.settings import Settings
-from sglang_prefill_ext.process.ports import free_port
+from sglang_prefill_ext.process.ports import await_listener, free_port
 from tests.unit.attach.engines import StubCollector, StubEngine
 from tests.unit.grpc_frontend.calls import id_request
 from tests.unit.waiting import until
@@ -80,9 +82,26 @@ async def test_calls_over_the_limit_are_refused_and_those_under_way_answered(pat
         again.cancel()
 
 
-async def test_so_many_may_watch_the_health(path: Path) -> None:
+async def test_a_new_front_end_takes_no_connection_before_it_can_serve(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servicer, "_ATTACH_S", 60.0)
+    settings, stop = Settings(attach=path, port=free_port(), grace_s=0), asyncio.Event()
+    address = (settings.host, settings.port)
+    running = asyncio.ensure_future(servicer.serve(settings, stop))
+    await asyncio.sleep(0.2)
+    with socket.socket() as client:
+        assert client.connect_ex(address) == errno.ECONNREFUSED
+    async with Broker(StubEngine(), path).running():
+        assert await asyncio.to_thread(await_listener, *address, 60)
+        stop.set()
+        await running
+
+
+@pytest.mark.parametrize("max_calls", [8, 2])
+async def test_so_many_may_watch_the_health(path: Path, max_calls: int) -> None:
     async with (
-        serving(StubEngine(), path, max_calls=8) as address,
+        serving(StubEngine(), path, max_calls=max_calls) as address,
         grpc.aio.insecure_channel(address, OWN) as channel,
     ):
         watch = watching(channel)
