@@ -558,14 +558,38 @@ async def test_an_engine_that_cannot_be_served_is_asked_less_and_less_often(
 ) -> None:
     engine = StubEngine(facts(tokenizer="no tokenizer at all"))
     connection = EngineConnection(path, FrontendMetrics(), StubCollector())
+    async with connection.running():
+        for _ in range(2):  # one that begins anew is asked at once
+            async with Broker(engine, path).running():
+                await until(lambda: connection._failures == 1)
+                with pytest.raises(EngineUnavailableError, match="cannot serve the engine of stub"):
+                    _ = connection.session
+                for wait_s in (4, 8, 16, 32, 60, 60):
+                    before_s = time.monotonic()
+                    connection._take(messages.Refusal("no") if refusing else engine.facts())
+                    assert before_s <= connection._hello_s - wait_s <= time.monotonic()
+            await until(lambda: not connection._connected)
+
+
+async def test_between_two_questions_an_engine_that_cannot_be_served_is_left_alone(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "BEAT_S", 0.01)
+    engine = StubEngine(facts(tokenizer="no tokenizer at all"))
+    connection = EngineConnection(path, FrontendMetrics(), StubCollector())
     async with Broker(engine, path).running(), connection.running():
-        await until(lambda: connection._failures)
-        with pytest.raises(EngineUnavailableError, match="cannot serve the engine of stub"):
-            _ = connection.session
-        for wait_s in (4, 8, 16, 32, 60, 60):
-            before_s = time.monotonic()
-            connection._take(messages.Refusal("no") if refusing else engine.facts())
-            assert before_s <= connection._hello_s - wait_s <= time.monotonic()
+        await asyncio.sleep(0.5)
+    assert engine.told <= 7, "after 20, 40, 80 ms and so on"
+
+
+async def test_nothing_is_kept_for_an_engine_that_is_away(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "BEAT_S", 0.01)
+    connection = EngineConnection(path, FrontendMetrics(), StubCollector())
+    async with connection.running():
+        await asyncio.sleep(0.1)
+        assert not connection._mailbox._unsent
 
 
 async def test_nothing_is_told_where_others_could_be_listening(path: Path) -> None:
