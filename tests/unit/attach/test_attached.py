@@ -7,6 +7,7 @@ import gc
 import math
 import os
 import signal
+import socket
 import stat
 import sys
 import threading
@@ -586,6 +587,9 @@ async def test_nothing_is_kept_for_an_engine_that_is_away(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(messages, "BEAT_S", 0.01)
+    path.parent.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))  # leaves a file behind
     connection = EngineConnection(path, FrontendMetrics(), StubCollector())
     async with connection.running():
         await asyncio.sleep(0.1)
@@ -739,6 +743,15 @@ async def test_a_front_end_freezes_once_attached_and_collects_for_the_engine(pat
         (GcAction.STATS, False),
     ]
     assert (report.role, report.thresholds) == ("stub", [9, 9, 9])
+
+
+async def test_a_front_end_with_calls_under_way_is_busy(path: Path) -> None:
+    collector = StubCollector()
+    async with waiting(StubEngine(), path) as (broker, connection, asking):
+        connection._collector = collector
+        await broker.collect_garbage(GcAction.SETTLE, None, 60)
+        asking.cancel()
+    assert collector.asked == [(GcAction.SETTLE, True)]
 
 
 async def test_a_silent_front_end_is_left_out(path: Path) -> None:
