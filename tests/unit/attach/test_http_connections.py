@@ -197,6 +197,20 @@ async def test_what_nobody_has_asked_for_is_not_taken_for_the_next_answer() -> N
         assert list(map(len, engine.seen)) == [1, 1]
 
 
+async def test_a_connection_that_is_lost_as_soon_as_it_is_made_takes_no_request() -> None:
+    class Lost(asyncio.Transport):
+        def is_closing(self) -> bool:
+            return True
+
+        def write(self, _data: bytes | bytearray | memoryview) -> None:
+            pass
+
+    connection = HttpConnection()
+    connection.connection_made(Lost())
+    with pytest.raises(EngineUnavailableError, match="closed the connection"):
+        await asyncio.wait_for(connection.exchange(b""), 5)
+
+
 async def test_a_cancelled_request_drops_its_connection() -> None:
     async with running(lambda _: None) as (engine, to):
         with pytest.raises(TimeoutError):

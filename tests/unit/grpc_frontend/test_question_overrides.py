@@ -108,6 +108,7 @@ def test_a_request_without_embeddings_has_none() -> None:
         ({"dtype": "float16", "width": 3, "items": HALF, "item_counts": b"1"}, "item_counts"),
         ({"dtype": "float16", "width": 3, "items": HALF, "item_counts": int32([3, -1])}, "counts"),
         ({"dtype": "float16", "width": 3, "items": HALF, "item_counts": int32([1, 2])}, "items"),
+        ({"dtype": "float16", "width": 3, "item_counts": int32([1, 1])}, "items"),
         ({"dtype": "float16", "width": 3, "items": HALF, "item_counts": int32([2])}, "item_counts"),
     ],
     ids=str,

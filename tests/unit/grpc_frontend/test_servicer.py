@@ -18,6 +18,7 @@ from sglang_prefill_ext.attach.broker import Broker
 from sglang_prefill_ext.client.grpc_calls import error_of
 from sglang_prefill_ext.errors import ServerBusyError
 from sglang_prefill_ext.grpc_frontend import prefill_pb2_grpc, servicer
+from sglang_prefill_ext.grpc_frontend.server import Health
 from sglang_prefill_ext.grpc_frontend.settings import Settings
 from sglang_prefill_ext.process.ports import await_listener, free_port
 from tests.unit.attach.engines import StubCollector, StubEngine
@@ -27,6 +28,7 @@ from tests.unit.waiting import until
 OWN = (("grpc.use_local_subchannel_pool", 1),)
 """A connection for each channel."""
 
+SERVICE = "prefill_ext.v1.Prefill"
 REQUEST = id_request([1], [[2]])
 
 
@@ -56,6 +58,21 @@ def path(tmp_path: Path) -> Path:
 
 def watching(channel: grpc.aio.Channel, **metadata: Any) -> Any:
     return health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), **metadata)
+
+
+async def test_the_health_is_that_of_the_engine() -> None:
+    shown = Health(8)
+
+    async def statuses() -> list[str]:
+        await asyncio.sleep(0)
+        asked = [health_pb2.HealthCheckRequest(service=name) for name in ("", SERVICE)]
+        answers = [await shown.Check(each, None) for each in asked]
+        return [health_pb2.HealthCheckResponse.ServingStatus.Name(each.status) for each in answers]
+
+    assert await statuses() == ["NOT_SERVING"] * 2
+    for serving in (True, False, False, True):
+        shown.show(serving)
+        assert await statuses() == ["SERVING" if serving else "NOT_SERVING"] * 2
 
 
 async def test_calls_over_the_limit_are_refused_and_those_under_way_answered(path: Path) -> None:

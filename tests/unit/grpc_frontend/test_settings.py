@@ -75,7 +75,7 @@ def test_tokens_come_from_a_file(tmp_path: Path) -> None:
         file.write_bytes(wrong)
         with pytest.raises(ConfigError, match="has a line that is no token"):
             transport.bearer_tokens(settings(tokens=file))
-    file.write_text("one\ntwo\n")
+    file.write_text("one \n\n two\n")
     assert transport.bearer_tokens(settings(tokens=file)) == ["one", "two"]
 
 
