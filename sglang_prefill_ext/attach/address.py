@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
@@ -60,10 +61,17 @@ def engine_at(path: Path, *, flag: str) -> Path:
 
     Raises:
         ConfigError: another kind of file is there, or the directory cannot be used (see
-            `require_private`).
+            `require_private`), or not by this user.
     """
     engine = checked_path(str(path), flag=flag)
-    if engine.exists() and not engine.is_socket():
+    try:
+        is_other_file = engine.exists() and not engine.is_socket()
+    except PermissionError as error:
+        raise ConfigError(
+            f"{flag}: {engine} cannot be reached ({error.strerror}). "
+            "Run engine and front ends as one user."
+        ) from error
+    if is_other_file:
         raise ConfigError(
             f"{flag}: {engine} is not a socket. Give the path that the engine has in {ENGINE_FLAG}."
         )
@@ -90,7 +98,8 @@ def claim(path: Path) -> None:
     if not stat.S_ISSOCK(path.lstat().st_mode):
         raise ConfigError(f"{ENGINE_FLAG}: {path} is not a socket. Choose another path.")
     with socket.socket(socket.AF_UNIX) as probe:
-        if probe.connect_ex(os.fspath(path)) == 0:
+        probe.setblocking(False)  # an engine that stands still lets others wait
+        if probe.connect_ex(os.fspath(path)) != errno.ECONNREFUSED:
             raise ConfigError(
                 f"{ENGINE_FLAG}: another engine listens at {path}. Stop it, or choose another path."
             )

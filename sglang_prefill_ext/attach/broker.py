@@ -20,7 +20,6 @@ from sglang_prefill_ext.attach.engine import Engine, result_of
 from sglang_prefill_ext.attach.mailbox import Mailbox, socket_of
 from sglang_prefill_ext.frontend.ask_processes import Questions
 from sglang_prefill_ext.process.collector import GcAction, GcReport
-from sglang_prefill_ext.wire.status import Status
 
 logger = logging.getLogger(__name__)
 
@@ -93,19 +92,20 @@ class Broker:
             try:
                 self._take(name, messages.decode_from_frontend(body))
             except Exception as error:
-                self._end_unread(name, messages.heading_of(body), error)
+                self._end_unserved(name, messages.heading_of(body), error)
 
-    def _end_unread(self, name: bytes, heading: messages.Heading, error: Exception) -> None:
+    def _end_unserved(self, name: bytes, heading: messages.Heading, error: Exception) -> None:
         """End the call of a message that cannot be read or served; other calls go on."""
-        unread = isinstance(error, msgspec.DecodeError)
         what = heading.type if heading.is_known else "message"
-        trace = None if unread else error
-        logger.warning("A %s of a front end cannot be served: %s", what, error, exc_info=trace)
+        told = f"{type(error).__name__}: {error!s:.200}"  # the error may repeat the message
+        told = told.encode(errors="replace").decode()
+        trace = None if isinstance(error, msgspec.DecodeError) else error
+        logger.warning("A %s of a front end cannot be served (%s)", what, told, exc_info=trace)
         if heading.is_call:
-            why = f"The engine cannot serve this call ({type(error).__name__}: {error})."
-            self._send(name, messages.failure_of(heading, why))
+            failure = messages.failure_of(heading, f"The engine cannot serve this call ({told}).")
+            self._send(name, failure)
         elif not heading.is_known:
-            self._send(name, messages.Refusal("The engine cannot read what this front end sends."))
+            self._send(name, messages.Refusal(f"The engine cannot serve this front end ({told})."))
 
     def _take(self, name: bytes, message: messages.FromFrontend) -> None:
         if isinstance(message, messages.Hello):
@@ -143,8 +143,8 @@ class Broker:
             self._send(name, messages.Refusal(message))
             return
         self._forget(name)
-        self._peers[name] = _Peer(hello.pid)
         self._send(name, self._engine.facts())
+        self._peers[name] = _Peer(hello.pid)
 
     async def _serve(self, name: bytes, call: messages.Call) -> None:
         """Serve a call; whatever goes wrong, it is answered."""
@@ -155,17 +155,9 @@ class Broker:
                 answer = messages.RowsAnswer(call.rid, result)
             else:
                 answer = await self._engine.serve_stock(call)
-        except Exception as error:
-            logger.exception("A call of a front end failed")
-            why = f"{type(error).__name__}: {error}"
-            answer = messages.StockError(call.rid, Status.FAILED, why)
-        try:
             self._send(name, answer)
         except Exception as error:
-            logger.exception("An answer to a front end cannot be sent")
-            why = f"The engine's answer cannot be sent ({type(error).__name__}: {error})."
-            heading = messages.Heading(type(call).__name__, call.rid)
-            self._send(name, messages.failure_of(heading, why))
+            self._end_unserved(name, messages.Heading(type(call).__name__, call.rid), error)
 
     def _send(self, name: bytes, message: messages.FromEngine) -> None:
         self._mailbox.send(messages.encode(message), name)

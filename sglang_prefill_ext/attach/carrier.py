@@ -120,7 +120,7 @@ def state_from(body: bytes) -> EngineState:
         if version == __version__:
             return _decode_state(body)
         why = f"its version is {version!r:.40}, this one's {__version__}. Install the same"
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         why = f"what it tells of itself cannot be read ({error})"
     raise EngineUnavailableError(f"It cannot be used: {why}.")
 

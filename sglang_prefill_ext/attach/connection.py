@@ -30,8 +30,8 @@ _OPTIONS = {"IMMEDIATE": 1, "RECONNECT_IVL": 50, "RECONNECT_IVL_MAX": 1000}
 """No message is queued while there is no engine. The time until ZMQ connects again is 50 ms at
 first, and 1000 ms at most."""
 _LONGEST_WAIT_S = 60.0
-"""Longest time between two hellos to an engine that this front end cannot serve. The time doubles
-with every failure."""
+"""Longest time between two hellos to an engine that refuses this front end, or that it cannot
+serve. The time doubles with every failure."""
 
 _GOING_DOWN = "The engine is going down. Try again when it is back."
 
@@ -139,9 +139,10 @@ class EngineConnection:
     def _take(self, message: messages.FromEngine) -> None:
         match message:
             case messages.Facts():
-                self._open(message)
+                if self._connected:  # else the engine has gone since
+                    self._open(message)
             case messages.Refusal():
-                self._close(message.message)
+                self._give_up(message.message)
             case messages.Leaving():
                 self._refuse(_GOING_DOWN)
             case messages.Farewell():
@@ -185,7 +186,7 @@ class EngineConnection:
             why = f"{type(error).__name__}: {error}"
             self._give_up(f"This front end cannot serve the engine of {facts.model} ({why}).")
             return
-        self._failures = 0
+        self._failures, self._why = 0, ""
         self._collector.freeze_anew(facts.gc_thresholds)
         self._attached.set()
         logger.info("Attached to the engine of %s.", facts.model)

@@ -85,6 +85,9 @@ class HttpConnection(asyncio.Protocol):
         self._fail(_closed(exc))
 
     def data_received(self, data: bytes) -> None:
+        if (waiting := self._waiting) is None:
+            self.close()  # nobody asked for this, and the next request must not get it
+            return
         self._received += data
         if self._end is None:
             self._read_head()
@@ -95,10 +98,12 @@ class HttpConnection(asyncio.Protocol):
                 )
             del self._received[: self._end]
             self._end = None
-            self._complete(answer)
+            if self._received or _CLOSING.search(answer.head):
+                self.close()
+            waiting.set_result(answer)
 
     def _read_head(self) -> None:
-        head_end = self._received.find(_HEAD_END, 0, _LONGEST_HEAD)
+        head_end = self._received.find(_HEAD_END)
         if head_end < 0:
             if len(self._received) >= _LONGEST_HEAD:
                 self._fail("the head of an answer does not end")
@@ -109,13 +114,6 @@ class HttpConnection(asyncio.Protocol):
             return
         self._body_at = head_end + len(_HEAD_END)
         self._end = self._body_at + int(length[1])
-
-    def _complete(self, answer: Answer) -> None:
-        waiting = self._waiting
-        if self._received or waiting is None or _CLOSING.search(answer.head):
-            self.close()  # it is of no further use
-        if waiting is not None:
-            waiting.set_result(answer)
 
     def _fail(self, why: str) -> None:
         if (waiting := self._waiting) is not None:

@@ -155,6 +155,8 @@ def next_items(shared: pb.ScoreRequest, request: pb.ScoreRequest) -> pb.ScoreReq
         RequestError: it holds more than items.
     """
     given = {field.name for field, _ in request.ListFields()} - _OF_ITEMS
+    if request.embed_overrides.query:
+        given.add(f"{_OVERRIDES}.query")
     if given:
         name = min(given)
         raise wrong(name, "only the first message of a stream has it. Send items alone.")

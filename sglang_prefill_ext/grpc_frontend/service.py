@@ -51,7 +51,7 @@ class PrefillService:
         most_bytes: size of the largest answer; gRPC would log a traceback for a larger one.
     """
 
-    def __init__(self, session: Callable[[], Session], most_bytes: int = 2**31 - 1) -> None:
+    def __init__(self, session: Callable[[], Session], most_bytes: int) -> None:
         self._session = session
         self._most_bytes = most_bytes
 

@@ -42,9 +42,10 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     service = PrefillService(lambda: engine.session, settings.most_bytes)
     async with engine.running():
         tokens = transport.bearer_tokens(settings)
-        server = server_of(settings, service, health_of_engine, tokens)
-        # Front ends share a port: one without the engine would refuse calls that others can serve.
+        # Front ends share a port, and the server takes connections once it is made: one without the
+        # engine would refuse calls that others can serve.
         await engine.wait_attached(_ATTACH_S)
+        server = server_of(settings, service, health_of_engine, tokens)
         await server.start()
         await stop.wait()
         await health_of_engine.enter_graceful_shutdown()

@@ -84,4 +84,4 @@ def is_loopback(host: str) -> bool:
     try:
         return ip_address(host.strip("[]")).is_loopback
     except ValueError:
-        return host == "localhost" or host.startswith("unix")
+        return host == "localhost"

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from sglang_prefill_ext.attach.address import (
     ENGINE_FLAG,
     checked_path,
     claim,
+    engine_at,
     listening,
     require_private,
     stranger_at,
@@ -43,6 +46,40 @@ def test_another_engine_is_not_robbed_of_its_socket(tmp_path: Path) -> None:
             claim(path)
     with listening(path) as descriptor:  # it has gone and left its socket
         os.close(descriptor)
+
+
+def test_an_engine_that_stands_still_keeps_its_socket_and_lets_nobody_wait(tmp_path: Path) -> None:
+    path = tmp_path / "engine.sock"
+    with socket.socket(socket.AF_UNIX) as other, ExitStack() as waiting:
+        other.bind(str(path))
+        other.listen(0)
+        for _ in range(5):  # more than can wait for it
+            front_end = waiting.enter_context(socket.socket(socket.AF_UNIX))
+            front_end.setblocking(False)
+            front_end.connect_ex(str(path))
+        with pytest.raises(ConfigError, match="another engine listens at"):
+            claim(path)
+        assert path.is_socket()
+
+
+def test_the_socket_of_another_program_stays(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
+        other.bind(str(path))
+        with pytest.raises(ConfigError, match="Stop it, or choose another path"):
+            claim(path)
+        assert path.is_socket()
+
+
+def test_an_engine_of_another_user_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: Path) -> bool:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "exists", refused)  # root may look anywhere
+    with pytest.raises(ConfigError, match=r"--attach: .* \(Permission denied\).* as one user"):
+        engine_at(tmp_path / "engine.sock", flag="--attach")
 
 
 def test_a_file_is_not_overwritten(tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import math
+import os
 import signal
+import socket
 import stat
 import sys
 import threading
@@ -329,6 +331,47 @@ async def test_another_version_is_refused_with_what_to_do(
         await asyncio.sleep(0.1)
         with pytest.raises(EngineUnavailableError, match=r"the engine is version 0\.0\.0"):
             _ = connection.session
+    assert f"Front end {os.getpid()} was refused" in caplog.text
+
+
+async def test_an_engine_that_cannot_tell_its_facts_says_why_and_has_no_front_end(
+    path: Path,
+) -> None:
+    connection = EngineConnection(path, FrontendMetrics(), StubCollector())
+    broker = Broker(StubEngine(facts(class_names=["\udc80"])), path)
+    async with broker.running(), connection.running():
+        await until(lambda: "UnicodeEncodeError" in connection._why)
+        assert broker.peers() == []
+
+
+async def test_facts_of_an_engine_that_has_gone_since_begin_no_session(path: Path) -> None:
+    connection, changes = watched(path)
+    async with connection.running():
+        connection._take(facts())
+        with pytest.raises(EngineUnavailableError, match="No engine answers"):
+            _ = connection.session
+    assert changes == []
+
+
+async def test_every_time_that_an_engine_goes_is_logged(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    connection = EngineConnection(path, FrontendMetrics(), StubCollector())
+    async with connection.running():
+        for times in (1, 2):
+            broker = Broker(StubEngine(), path)
+            async with broker.running():
+                assert await connection.wait_attached(60)
+                broker._peers.clear()  # one that dies says no farewell
+            await until(lambda: not connection._connected)
+            assert caplog.text.count("The engine has gone") == times
+
+
+async def test_nothing_goes_on_once_both_have_ended(path: Path) -> None:
+    async with attached(StubEngine(), path):
+        pass
+    await asyncio.sleep(0)  # so that what was cancelled ends
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 async def test_one_that_says_hello_again_begins_anew(path: Path) -> None:
@@ -381,18 +424,28 @@ async def test_an_answer_that_cannot_be_read_ends_its_own_call_only(path: Path) 
         assert (await asyncio.wait_for(packed, 60)).status == "ok"
 
 
-@pytest.mark.parametrize("outcome", ["raises", "cannot be encoded"])
-async def test_a_call_of_the_engine_that_has_no_answer_fails(path: Path, outcome: str) -> None:
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (OSError("raises"), "OSError: raises"),
+        (OSError("\udc80"), r"OSError: \?"),
+        (None, "UnicodeEncodeError: .*"),
+    ],
+    ids=["raises", "raises no unicode", "cannot be encoded"],
+)
+async def test_a_call_of_the_engine_that_has_no_answer_fails(
+    path: Path, error: Exception | None, told: str
+) -> None:
     engine = StubEngine()
 
     async def serve_stock(call: Stock) -> StockError:
-        if outcome == "raises":
-            raise OSError(outcome)
+        if error is not None:
+            raise error
         return StockError(call.rid, Status.REFUSED, "\udc80")
 
     engine.serve_stock = serve_stock  # type: ignore[method-assign]
     async with attached(engine, path) as (_, connection, _):
-        with pytest.raises(PackedForwardError, match=r"OSError: raises|cannot be sent"):
+        with pytest.raises(PackedForwardError, match=rf"cannot serve this call \({told}\)"):
             await asyncio.wait_for(connection.session.ask(StockScore("s", {}, {})), 60)
         assert (await ask(connection.session)).status == "ok"
 
@@ -416,13 +469,17 @@ async def test_a_call_that_cannot_be_read_is_answered_and_those_behind_it_served
 
 
 @pytest.mark.parametrize("broken", [{"type": "Beat", "totals": 5}, {"type": "Abort"}])
-async def test_tidings_that_cannot_be_read_end_nothing(path: Path, broken: object) -> None:
+async def test_tidings_that_cannot_be_read_end_nothing(
+    path: Path, broken: object, caplog: pytest.LogCaptureFixture
+) -> None:
     engine = StubEngine()
     async with attached(engine, path) as (_, connection, _):
         session = connection.session
         connection._mailbox.send(msgspec.msgpack.encode(broken))
         assert (await ask(session)).status == "ok"
         assert connection.session is session
+    assert "of a front end cannot be served" in caplog.text
+    assert "Traceback" not in caplog.text, "nothing of ours is broken"
 
 
 async def test_what_cannot_be_counted_loses_no_call_that_came_with_it(
@@ -438,6 +495,7 @@ async def test_what_cannot_be_counted_loses_no_call_that_came_with_it(
         connection._send(messages.Beat())  # leaves as a part of one message with the call
         assert (await asyncio.wait_for(ask(connection.session), 60)).status == "ok"
     assert "A Beat of a front end cannot be served" in caplog.text
+    assert "Traceback" in caplog.text
 
 
 async def test_of_two_calls_of_one_name_the_second_is_not_started(
@@ -517,17 +575,47 @@ async def test_a_front_end_that_is_busy_is_not_taken_for_a_dead_one(
         assert engine.exchange.in_flight == 0
 
 
-async def test_an_engine_that_cannot_be_served_is_asked_less_and_less_often(path: Path) -> None:
+@pytest.mark.parametrize("refusing", [False, True])
+async def test_an_engine_that_cannot_be_served_is_asked_less_and_less_often(
+    path: Path, refusing: bool
+) -> None:
+    engine = StubEngine(facts(tokenizer="no tokenizer at all"))
+    connection = EngineConnection(path, FrontendMetrics(), StubCollector())
+    async with connection.running():
+        for _ in range(2):  # one that begins anew is asked at once
+            async with Broker(engine, path).running():
+                await until(lambda: connection._failures == 1)
+                with pytest.raises(EngineUnavailableError, match="cannot serve the engine of stub"):
+                    _ = connection.session
+                for wait_s in (4, 8, 16, 32, 60, 60):
+                    before_s = time.monotonic()
+                    connection._take(messages.Refusal("no") if refusing else engine.facts())
+                    assert before_s <= connection._hello_s - wait_s <= time.monotonic()
+            await until(lambda: not connection._connected)
+
+
+async def test_between_two_questions_an_engine_that_cannot_be_served_is_left_alone(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "BEAT_S", 0.01)
     engine = StubEngine(facts(tokenizer="no tokenizer at all"))
     connection = EngineConnection(path, FrontendMetrics(), StubCollector())
     async with Broker(engine, path).running(), connection.running():
-        await until(lambda: connection._failures)
-        with pytest.raises(EngineUnavailableError, match="cannot serve the engine of stub"):
-            _ = connection.session
-        for wait_s in (4, 8, 16, 32, 60, 60):
-            before_s = time.monotonic()
-            connection._take(engine.facts())
-            assert before_s <= connection._hello_s - wait_s <= time.monotonic()
+        await asyncio.sleep(0.5)
+    assert engine.told <= 7, "after 20, 40, 80 ms and so on"
+
+
+async def test_nothing_is_kept_for_an_engine_that_is_away(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "BEAT_S", 0.01)
+    path.parent.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))  # leaves a file behind
+    connection = EngineConnection(path, FrontendMetrics(), StubCollector())
+    async with connection.running():
+        await asyncio.sleep(0.1)
+        assert not connection._mailbox._unsent
 
 
 async def test_nothing_is_told_where_others_could_be_listening(path: Path) -> None:
@@ -591,6 +679,18 @@ async def test_what_a_front_end_counts_is_counted_by_the_engine(
     }
 
 
+async def test_the_engine_shows_what_its_front_ends_do(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "BEAT_S", 0.05)
+    async with waiting(StubEngine(), path) as (broker, connection, asking):
+        shown: dict[str, object] = {"pid": os.getpid(), "in_flight": 1}
+        # The encoder may be replaced meanwhile, once a faster one is ready.
+        await until(lambda: broker.peers() == [shown | {"encoder": connection.session.encoder}])
+        assert connection.session.encoder
+        asking.cancel()
+
+
 async def test_a_call_that_is_the_engines_own_is_answered_or_ends_as_there(path: Path) -> None:
     engine = StubEngine()
     async with attached(engine, path) as (_, connection, _):
@@ -627,13 +727,29 @@ async def test_an_engine_that_packs_nothing_says_so(path: Path) -> None:
         assert link.session.exchange.declined_reason is StockReason.MULTI_ITEM_SCORING
 
 
-@pytest.mark.parametrize("parts", [[b"\xc1"], [b""], [b"three", b"parts", b"of"]])
-async def test_bytes_that_are_no_message_harm_nobody(path: Path, parts: list[bytes]) -> None:
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [b"\xc1"],
+        [b""],
+        [b"three", b"parts", b"of"],
+        [msgspec.msgpack.encode({"type": "x" * 5_000})],
+    ],
+    ids=["byte", "empty", "parts", "unknown"],
+)
+async def test_bytes_that_are_no_message_harm_nobody(
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    parts: list[bytes],
+) -> None:
+    monkeypatch.setattr(messages, "BEAT_S", 0.02)
     async with attached(StubEngine(), path) as (_, connection, _):
+        before = connection.session
         connection._mailbox.send(*parts)
-        await until(lambda: connection._session is None)
-        await until(lambda: connection._session is not None)
+        await until(lambda: connection._session not in (None, before))
         assert (await ask(connection.session)).status == "ok"
+    assert len(caplog.text) < 5_000
 
 
 async def test_a_front_end_freezes_once_attached_and_collects_for_the_engine(path: Path) -> None:
@@ -650,6 +766,15 @@ async def test_a_front_end_freezes_once_attached_and_collects_for_the_engine(pat
         (GcAction.STATS, False),
     ]
     assert (report.role, report.thresholds) == ("stub", [9, 9, 9])
+
+
+async def test_a_front_end_with_calls_under_way_is_busy(path: Path) -> None:
+    collector = StubCollector()
+    async with waiting(StubEngine(), path) as (broker, connection, asking):
+        connection._collector = collector
+        await broker.collect_garbage(GcAction.SETTLE, None, 60)
+        asking.cancel()
+    assert collector.asked == [(GcAction.SETTLE, True)]
 
 
 async def test_a_silent_front_end_is_left_out(path: Path) -> None:

@@ -5,6 +5,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import trustme
@@ -187,6 +188,29 @@ async def test_bytes_after_an_answer_end_the_connection() -> None:
         assert list(map(len, engine.seen)) == [1, 1]
 
 
+async def test_what_nobody_has_asked_for_is_not_taken_for_the_next_answer() -> None:
+    async with running(lambda _: answer_bytes(b"x")) as (engine, to):
+        await to.get("/", LIMIT_S)
+        (kept,) = to._idle
+        kept[1].data_received(b"HTTP/1.1 408 Request Timeout\r\n")  # the rest is yet to come
+        assert (await to.get("/", LIMIT_S)).status == 200
+        assert list(map(len, engine.seen)) == [1, 1]
+
+
+async def test_a_connection_that_is_lost_as_soon_as_it_is_made_takes_no_request() -> None:
+    class Lost(asyncio.Transport):
+        def is_closing(self) -> bool:
+            return True
+
+        def write(self, _data: bytes | bytearray | memoryview) -> None:
+            pass
+
+    connection = HttpConnection()
+    connection.connection_made(Lost())
+    with pytest.raises(EngineUnavailableError, match="closed the connection"):
+        await asyncio.wait_for(connection.exchange(b""), 5)
+
+
 async def test_a_cancelled_request_drops_its_connection() -> None:
     async with running(lambda _: None) as (engine, to):
         with pytest.raises(TimeoutError):
@@ -229,6 +253,29 @@ async def test_certificates_are_verified(tmp_path: Path, monkeypatch: pytest.Mon
         trusting = HttpConnections(engine.url, {})
         assert (await trusting.get("/", LIMIT_S)).body == b"x"
         trusting.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("http://host", ("host", 80)),
+        ("https://host", ("host", 443)),
+        ("https://[::1]:8443", ("::1", 8443)),
+    ],
+)
+async def test_a_url_without_a_port_has_that_of_its_scheme(
+    url: str, address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    async def connect(_make: object, host: str, port: int, **_tls: object) -> NoReturn:
+        asked.append((host, port))
+        raise OSError
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", connect)
+    with pytest.raises(EngineUnavailableError):
+        await HttpConnections(url, {}).get("/", LIMIT_S)
+    assert asked == [address]
 
 
 async def test_a_host_that_cannot_be_looked_up_is_unavailable() -> None:

@@ -196,6 +196,7 @@ def test_another_version_is_no_engine_of_this_fleet() -> None:
     assert state_from(encode(state)) == state
     with pytest.raises(EngineUnavailableError, match=r"its version is '0\.0\.9'"):
         state_from(encode(changed(state, version="0.0.9")))
-    for torn in (b"", b"\x00", encode(state)[:-20]):
+    deep = b"\x91" * 10_000
+    for torn in (b"", b"\x00", b"\x81" + encode("further") + deep, encode(state)[:-20]):
         with pytest.raises(EngineUnavailableError, match="cannot be"):
             state_from(torn)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import AsyncIterator, Iterable
 from contextlib import aclosing
 
@@ -39,6 +40,24 @@ async def test_no_more_are_served_at_a_time_than_allowed() -> None:
     found = [answer async for answer in in_order(stream(range(20)), serve, at_a_time=2)]
     assert len(found) == 20
     assert most == 2
+
+
+async def test_an_answer_that_was_taken_is_not_kept() -> None:
+    class Answer:
+        pass
+
+    made: list[weakref.ref[Answer]] = []
+
+    async def serve(_number: int) -> Answer:
+        answer = Answer()
+        made.append(weakref.ref(answer))
+        return answer
+
+    kept = []
+    async for _ in in_order(stream(range(20)), serve, at_a_time=2):
+        kept.append(sum(answer() is not None for answer in made))
+    assert len(made) == 20
+    assert max(kept) <= 2 + 1  # and the one that is looked at
 
 
 async def test_an_answer_does_not_wait_for_the_next_request() -> None:

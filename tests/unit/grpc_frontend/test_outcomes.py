@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import grpc
 import pytest
@@ -19,7 +19,9 @@ from sglang_prefill_ext.errors import (
     TooManyItemsError,
 )
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
+from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from sglang_prefill_ext.grpc_frontend.calls import counted
+from sglang_prefill_ext.grpc_frontend.questions import CallOptions
 from sglang_prefill_ext.grpc_frontend.service import PrefillService, status_of
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.stock_reason import StockReason
@@ -46,6 +48,10 @@ def test_every_error_has_a_code_and_is_counted(
     with pytest.raises(kind), counted(metrics):
         raise kind("so it goes")
     assert metrics.requests == {name: 1}
+
+
+def test_a_message_that_is_no_unicode_is_sent_as_far_as_it_is() -> None:
+    assert status_of(PackedForwardError("a \udc80 b"))[1].message == "a ? b"
 
 
 def test_a_wrong_field_is_named() -> None:
@@ -94,6 +100,9 @@ def no_session() -> NoReturn:
 class EndedCall:
     """A call whose client has gone before it can be aborted."""
 
+    def time_remaining(self) -> None:
+        pass
+
     async def abort(self, *_status: object) -> NoReturn:
         raise grpc.aio.InternalError("Failed grpc_call_start_batch")
 
@@ -103,4 +112,34 @@ async def test_a_call_that_ends_while_it_is_aborted_is_over() -> None:
         raise RequestError("items: none")
 
     with pytest.raises(asyncio.CancelledError):
-        await PrefillService(no_session)._answer(EndedCall(), refuse())
+        await PrefillService(no_session, 0)._answer(EndedCall(), refuse())
+
+
+@pytest.mark.parametrize(
+    ("sessions", "asked", "outcome"),
+    [
+        (["up"], ["up"], "answer of up"),
+        (["gone"], ["gone"], "it has gone"),
+        (["gone", "up"], ["gone", "up"], "answer of up"),
+        (["gone", "gone too", "up"], ["gone", "gone too"], "it has gone too"),
+    ],
+)
+async def test_a_call_whose_session_ends_is_served_once_more_if_a_new_one_has_begun(
+    sessions: list[Any], asked: list[str], outcome: str
+) -> None:
+    served: list[str] = []
+
+    async def serve(session: Any, _request: pb.ScoreRequest, _options: CallOptions) -> str:
+        served.append(session)
+        if session == "up":
+            return f"answer of {session}"
+        del sessions[: len(sessions) > 1]
+        raise EngineUnavailableError(f"it has {session}")
+
+    asking = PrefillService(lambda: sessions[0], 0)._ask(serve, pb.ScoreRequest(), EndedCall())
+    if outcome.startswith("answer"):
+        assert await asking == outcome
+    else:
+        with pytest.raises(EngineUnavailableError, match=f"^{outcome}$"):
+            await asking
+    assert served == asked

@@ -108,6 +108,7 @@ def test_a_request_without_embeddings_has_none() -> None:
         ({"dtype": "float16", "width": 3, "items": HALF, "item_counts": b"1"}, "item_counts"),
         ({"dtype": "float16", "width": 3, "items": HALF, "item_counts": int32([3, -1])}, "counts"),
         ({"dtype": "float16", "width": 3, "items": HALF, "item_counts": int32([1, 2])}, "items"),
+        ({"dtype": "float16", "width": 3, "item_counts": int32([1, 1])}, "items"),
         ({"dtype": "float16", "width": 3, "items": HALF, "item_counts": int32([2])}, "item_counts"),
     ],
     ids=str,
@@ -116,6 +117,16 @@ def test_broken_embeddings_are_refused_by_field(fields: dict[str, Any], field: s
     with pytest.raises(RequestError, match=f"embed_overrides.*{field}") as caught:
         call_of(request_with(token_id=7, **fields))
     assert str(caught.value.field).startswith("embed_overrides.")
+
+
+def test_later_messages_of_a_stream_bring_no_embeddings_of_the_query() -> None:
+    known = {"token_id": 7, "dtype": "float16", "width": 3}
+    first = request_with(**known, query=HALF)
+    later = pb.ScoreRequest(item_ids=id_request([], [[5]]).item_ids)
+    later.embed_overrides.CopyFrom(pb.EmbedOverrides(query=HALF))
+    with pytest.raises(RequestError, match="only the first message") as caught:
+        next_items(without_items(first), later)
+    assert caught.value.field == "embed_overrides.query"
 
 
 def test_later_messages_of_a_stream_bring_embeddings_of_their_items() -> None:

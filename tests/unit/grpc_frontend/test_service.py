@@ -15,9 +15,11 @@ from google.rpc.status_pb2 import Status
 from sglang_prefill_ext.attach.messages import StockAnswer, StockError, StockScore, StockVectors
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
+from sglang_prefill_ext.grpc_frontend import service
 from sglang_prefill_ext.grpc_frontend.prefill_pb2_grpc import PrefillStub
 from sglang_prefill_ext.wire import status as ends
 from tests.unit.attach.engines import StubEngine, facts
+from tests.unit.frontend.links import stub_answer
 from tests.unit.grpc_frontend.calls import id_request, int32, int32_rows, served, text_request
 from tests.unit.waiting import until
 
@@ -46,7 +48,7 @@ def wrong_field(error: grpc.aio.AioRpcError) -> str:
 async def test_an_answer_over_the_limit_is_refused_without_a_traceback(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with served(StubEngine(), path, most_bytes=50) as (channel, _):
+    async with served(StubEngine(), path, most_bytes=34) as (channel, _):
         with pytest.raises(grpc.aio.AioRpcError, match="Ask for fewer items") as raised:
             await stub_of(channel).Score(id_request([1], [[7]] * 3))
         assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -72,6 +74,15 @@ async def test_ids_are_packed_and_scored(path: Path) -> None:
         assert (rows.tokens.tolist(), rows.prefix_len) == ([1, 2, 7, 8, 9], 2)
         assert rows.read.normalised
         assert metrics.requests == {"packed": 1}
+
+
+async def test_a_prefix_that_was_cached_for_several_forwards_counts_once(path: Path) -> None:
+    engine = StubEngine()
+    answer = stub_answer(values=[0.0] * 4, forwards=3, tokens_cached=6)
+    engine.link.on_send = lambda rid, rows: engine.exchange.deliver(rid, answer)
+    async with served(engine, path) as (channel, _):
+        response = await stub_of(channel).Score(id_request([1, 2], [[7], [8, 9]]))
+    assert response.usage.cached_tokens == 2
 
 
 async def test_texts_are_encoded_by_a_copy_of_the_engines_tokenizer(path: Path) -> None:
@@ -233,9 +244,21 @@ async def test_a_call_that_is_cancelled_or_late_leaves_nothing_behind(path: Path
     assert engine.link.options[1].deadline_ms is not None
 
 
-async def test_an_unforeseen_failure_is_internal(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_an_unforeseen_failure_of_the_front_end_is_internal(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("so it goes")
+
+    monkeypatch.setattr(service, "score", fail)
+    async with served(StubEngine(), path) as (channel, _):
+        with pytest.raises(grpc.aio.AioRpcError, match="OSError: so it goes") as caught:
+            await stub_of(channel).Score(id_request([1], [[2]]))
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+    assert "A call failed" in caplog.text
+
+
+async def test_an_unforeseen_failure_of_the_engine_is_internal(path: Path) -> None:
     engine = StubEngine(facts(is_generation=False))
     engine.stock_outcome = StockError("", ends.Status.FAILED, "RuntimeError: so it goes")
     async with served(engine, path) as (channel, _):
@@ -299,6 +322,7 @@ async def test_vectors_of_texts_and_of_ids(path: Path) -> None:
             assert found.width == 3
             assert found.usage == pb.Usage(prompt_tokens=3, path=pb.PATH_PACKED)
         classes = await stub_of(channel).Classify(pb.ClassifyRequest(prompts=ids))
+        assert np.frombuffer(classes.values, "<f4").tolist() == [0.0] * 6
         assert (classes.width, list(classes.class_names)) == (3, ["no", "yes"])
         wrong = pb.Prompts(ids=int32_rows([[1], [100]]))
         for prompts, words in ((wrong, "token id 100"), (pb.Prompts(), "there are none")):
@@ -347,6 +371,25 @@ async def test_a_call_too_large_for_memory_or_for_the_model(path: Path, item_fir
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert wrong_field(caught.value) == "items"
     assert not engine.link.sent
+
+
+@pytest.mark.parametrize("generates", [True, False])
+async def test_texts_that_are_encoded_already_reach_the_engine_as_ids(
+    path: Path, generates: bool
+) -> None:
+    engine = StubEngine(facts(is_generation=generates, longest_prompt=2))
+    engine.stock_outcome = StockAnswer("", [[0.25]], 2)
+    async with served(engine, path) as (channel, _):
+        if generates:
+            await stub_of(channel).Score(text_request("a b ", "c"))
+        else:
+            prompts = pb.Prompts(texts=pb.Texts(texts=["a b c"]))
+            await stub_of(channel).Embed(pb.EmbedRequest(prompts=prompts))
+    (call,) = engine.stock_calls
+    if isinstance(call, StockScore):
+        assert (call.arguments["query"], call.arguments["items"]) == ([], [[1, 2, 3]])
+    else:
+        assert call.prompts == [[1, 2, 3]]
 
 
 @pytest.mark.parametrize("method", ["Embed", "Classify"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,8 +18,9 @@ from sglang_prefill_ext.attach.broker import Broker
 from sglang_prefill_ext.client.grpc_calls import error_of
 from sglang_prefill_ext.errors import ServerBusyError
 from sglang_prefill_ext.grpc_frontend import prefill_pb2_grpc, servicer
+from sglang_prefill_ext.grpc_frontend.server import Health
 from sglang_prefill_ext.grpc_frontend.settings import Settings
-from sglang_prefill_ext.process.ports import free_port
+from sglang_prefill_ext.process.ports import await_listener, free_port
 from tests.unit.attach.engines import StubCollector, StubEngine
 from tests.unit.grpc_frontend.calls import id_request
 from tests.unit.waiting import until
@@ -25,6 +28,7 @@ from tests.unit.waiting import until
 OWN = (("grpc.use_local_subchannel_pool", 1),)
 """A connection for each channel."""
 
+SERVICE = "prefill_ext.v1.Prefill"
 REQUEST = id_request([1], [[2]])
 
 
@@ -56,6 +60,21 @@ def watching(channel: grpc.aio.Channel, **metadata: Any) -> Any:
     return health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), **metadata)
 
 
+async def test_the_health_is_that_of_the_engine() -> None:
+    shown = Health(8)
+
+    async def statuses() -> list[str]:
+        await asyncio.sleep(0)
+        asked = [health_pb2.HealthCheckRequest(service=name) for name in ("", SERVICE)]
+        answers = [await shown.Check(each, None) for each in asked]
+        return [health_pb2.HealthCheckResponse.ServingStatus.Name(each.status) for each in answers]
+
+    assert await statuses() == ["NOT_SERVING"] * 2
+    for serving in (True, False, False, True):
+        shown.show(serving)
+        assert await statuses() == ["SERVING" if serving else "NOT_SERVING"] * 2
+
+
 async def test_calls_over_the_limit_are_refused_and_those_under_way_answered(path: Path) -> None:
     engine = StubEngine()
     engine.fall_silent()
@@ -80,9 +99,26 @@ async def test_calls_over_the_limit_are_refused_and_those_under_way_answered(pat
         again.cancel()
 
 
-async def test_so_many_may_watch_the_health(path: Path) -> None:
+async def test_a_new_front_end_takes_no_connection_before_it_can_serve(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servicer, "_ATTACH_S", 60.0)
+    settings, stop = Settings(attach=path, port=free_port(), grace_s=0), asyncio.Event()
+    address = (settings.host, settings.port)
+    running = asyncio.ensure_future(servicer.serve(settings, stop))
+    await asyncio.sleep(0.2)
+    with socket.socket() as client:
+        assert client.connect_ex(address) == errno.ECONNREFUSED
+    async with Broker(StubEngine(), path).running():
+        assert await asyncio.to_thread(await_listener, *address, 60)
+        stop.set()
+        await running
+
+
+@pytest.mark.parametrize("max_calls", [8, 2])
+async def test_so_many_may_watch_the_health(path: Path, max_calls: int) -> None:
     async with (
-        serving(StubEngine(), path, max_calls=8) as address,
+        serving(StubEngine(), path, max_calls=max_calls) as address,
         grpc.aio.insecure_channel(address, OWN) as channel,
     ):
         watch = watching(channel)

@@ -8,7 +8,7 @@ import trustme
 
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.grpc_frontend import transport
-from sglang_prefill_ext.grpc_frontend.settings import Compression, Settings
+from sglang_prefill_ext.grpc_frontend.settings import Compression, Settings, is_loopback
 
 PEM = {"tls_key": Path("key.pem"), "tls_cert": Path("cert.pem")}
 
@@ -51,6 +51,13 @@ def test_calls_and_connections_are_bounded() -> None:
     assert "grpc.max_connection_age_ms" not in without
 
 
+def test_what_stays_on_this_machine_needs_no_warning() -> None:
+    for host in ("localhost", "127.0.0.1", "127.9.9.9", "::1", "[::1]"):
+        assert is_loopback(host)
+    for host in ("0.0.0.0", "::", "192.0.2.1", "unix-of-another-host", "localhost.example"):
+        assert not is_loopback(host)
+
+
 def test_every_compression_is_known_to_grpc() -> None:
     assert transport.ALGORITHMS.keys() == set(Compression)
     assert transport.ALGORITHMS[settings().compression] is grpc.Compression.NoCompression
@@ -68,7 +75,7 @@ def test_tokens_come_from_a_file(tmp_path: Path) -> None:
         file.write_bytes(wrong)
         with pytest.raises(ConfigError, match="has a line that is no token"):
             transport.bearer_tokens(settings(tokens=file))
-    file.write_text("one\ntwo\n")
+    file.write_text("one \n\n two\n")
     assert transport.bearer_tokens(settings(tokens=file)) == ["one", "two"]
 
 
