@@ -91,9 +91,8 @@ def packed_stages(body: bytes, vocabulary: int) -> Iterator[Stage]:
     kind: dict[str, Any] = {"apply_softmax": True, "temperature": 1.0}
     yield timed("scores", lambda: scores_from_values(values, rows.read, **kind))
     scored = Scored(scores_from_values(values, rows.read, **kind), 1, None, rows, result)
-    usage = UsageInfo().model_dump()
-    yield timed("answer written", lambda: answer_body(scored, model=model, usage=usage))
-    answer = answer_body(scored, model=model, usage=usage)
+    yield timed("answer written", lambda: answer_body(scored, model=model))
+    answer = answer_body(scored, model=model)
     yield timed("HTTP answer made", lambda: Response(answer, media_type="application/json"))
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 
+from sglang_prefill_ext.frontend.answers import usage_of
 from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall
 from sglang_prefill_ext.frontend.embed.embed_frontend import Embedded
 from sglang_prefill_ext.frontend.options import Int64, decoded
@@ -55,9 +55,7 @@ def read_native(body: bytes) -> EmbedCall | None:
     return EmbedCall.plain(read.text if read.input_ids is None else read.input_ids)
 
 
-def openai_body(
-    embedded: Embedded, *, model: str, class_names: Sequence[str], usage: Mapping[str, Any]
-) -> bytes:
+def openai_body(embedded: Embedded, *, model: str, class_names: Sequence[str]) -> bytes:
     """Write SGLang's `ClassifyResponse`."""
     data = []
     for index, vector in enumerate(embedded.vectors):
@@ -73,7 +71,7 @@ def openai_body(
             "created": int(time.time()),
             "model": model,
             "data": data,
-            "usage": usage,
+            "usage": usage_of(embedded.served.num_tokens),
         }
     )
 

@@ -22,6 +22,15 @@ _AT_A_TIME = 1 << 16
 ROWS_AT_A_TIME = 16
 """Rows written as JSON in one step; a row may have as many numbers as the vocabulary has tokens."""
 
+_USAGE: dict[str, Any] = {
+    "prompt_tokens": 0,
+    "total_tokens": 0,
+    "completion_tokens": 0,
+    "prompt_tokens_details": None,
+    "reasoning_tokens": 0,
+    "completion_tokens_details": None,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Served:
@@ -45,6 +54,11 @@ class Served:
     def num_prompts(self) -> int:
         return len(self.prompt_tokens)
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all prompts."""
+        return int(self.prompt_tokens.sum())
+
 
 def served_rows(rows: PackedRows, answer: PackedResult) -> Served:
     """Count every row as a prompt. Cached tokens belong to the prefix, so every row has them."""
@@ -66,6 +80,11 @@ class Scored:
     @property
     def served(self) -> Served:
         return served_rows(self.rows, self.answer)
+
+
+def usage_of(prompt_tokens: int) -> dict[str, Any]:
+    """SGLang's `UsageInfo` of a call that generates nothing, as its OpenAI routes write it."""
+    return _USAGE | {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
 
 
 def scores_from_values(
