@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from sglang_prefill_ext.frontend.answers import usage_of
+from sglang_prefill_ext.frontend.answers import native_answers, usage_of
 from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall
 from sglang_prefill_ext.frontend.embed.embed_frontend import Embedded
 from sglang_prefill_ext.frontend.options import Int64, decoded
@@ -83,22 +83,6 @@ def native_body(embedded: Embedded, call: EmbedCall, *, weights: str, begun_s: f
         weights: SGLang's version of the weights.
         begun_s: when the request came, Unix time.
     """
-    now_s = time.time()
-    rows = [
-        {
-            "embedding": vector,
-            "meta_info": {
-                "id": uuid.uuid4().hex,
-                "finish_reason": {"type": "length", "length": 0},
-                "prompt_tokens": tokens,
-                "weight_version": weights,
-                "num_retractions": 0,
-                "e2e_latency": now_s - begun_s,
-                "response_sent_to_client_ts": now_s,
-            },
-        }
-        for vector, tokens in zip(
-            embedded.vectors, embedded.served.prompt_tokens.tolist(), strict=True
-        )
-    ]
-    return _ENCODER.encode(rows[0] if call.is_single else rows)
+    made = embedded.vectors, embedded.served, [uuid.uuid4().hex for _ in call.prompts]
+    answers = native_answers(*made, weights=weights, seconds=time.time() - begun_s)
+    return _ENCODER.encode(answers[0] if call.is_single else answers)

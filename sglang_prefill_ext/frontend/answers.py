@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -85,6 +86,34 @@ class Scored:
 def usage_of(prompt_tokens: int) -> dict[str, Any]:
     """SGLang's `UsageInfo` of a call that generates nothing, as its OpenAI routes write it."""
     return _USAGE | {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
+
+
+def native_answers(
+    vectors: Sequence[Any], served: Served, rids: Sequence[str], *, weights: str, seconds: float
+) -> list[dict[str, Any]]:
+    """The answers of SGLang's `generate_request` to a call for vectors, one a prompt.
+
+    Args:
+        rids: names of the prompts.
+        weights: SGLang's version of the weights.
+        seconds: from the arrival of the call to its answer.
+    """
+    now_s = time.time()
+    return [
+        {
+            "embedding": vector,
+            "meta_info": {
+                "id": rid,
+                "finish_reason": {"type": "length", "length": 0},
+                "prompt_tokens": tokens,
+                "weight_version": weights,
+                "num_retractions": 0,
+                "e2e_latency": seconds,
+                "response_sent_to_client_ts": now_s,
+            },
+        }
+        for rid, vector, tokens in zip(rids, vectors, served.prompt_tokens.tolist(), strict=True)
+    ]
 
 
 def scores_from_values(
