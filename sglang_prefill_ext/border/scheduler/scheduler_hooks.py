@@ -87,7 +87,6 @@ def step_then_next_batch(
         scheduler.forward_ct += 1  # tells SGLang's watchdog that the scheduler is alive
         # It looks at every count: profiles start at one of them, and end at another.
         scheduler.profiler_manager._profile_batch_predicate(_LIKE_A_PREFILL)
-        scheduler.maybe_send_health_check_signal()
     if beside_stock:
         work.make_room()
     if work.has_given_room():
