@@ -18,7 +18,6 @@ from bench.http_client import post_bytes
 from sglang_prefill_ext.config import Order, PrefillOnlyConfig
 from sglang_prefill_ext.forward.upload import upload
 from sglang_prefill_ext.frontend.answers import Scored, scores_from_values
-from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.pack import pack_token_ids
 from sglang_prefill_ext.frontend.score.score_body import ScoreBody, answer_body
 from sglang_prefill_ext.frontend.score.score_call import pack_labels
@@ -27,7 +26,7 @@ from sglang_prefill_ext.scheduling.planner import ForwardPlan
 from sglang_prefill_ext.scheduling.policy import policy_of
 from sglang_prefill_ext.scheduling.runtime import PackedRuntime
 from sglang_prefill_ext.wire.arrays import Float32Array
-from sglang_prefill_ext.wire.packed import PackedResult, PackedRows, rows_from_bytes
+from sglang_prefill_ext.wire.packed import PackedResult, PackedRows, rows_from_bytes, to_bytes
 from sglang_prefill_ext.wire.status import Status
 
 with warnings.catch_warnings():
@@ -77,8 +76,12 @@ def packed_stages(body: bytes, vocabulary: int) -> Iterator[Stage]:
     args = (call.query, call.items, False, labels, vocabulary)
     yield timed("rows packed", lambda: pack_token_ids(*args))
     rows = pack_token_ids(*args)
-    yield timed("message made", lambda: PackedRowsReq.of("packed-1", rows, RequestOptions()))
-    request = PackedRowsReq.of("packed-1", rows, RequestOptions())
+
+    def message() -> Any:
+        return PackedRowsReq(rid="packed-1", row_bytes=to_bytes(rows))
+
+    yield timed("message made", message)
+    request = message()
     yield from _sent("request", request)
     yield timed("message read", lambda: rows_from_bytes(request.row_bytes, (0, 0)))
     yield from _scheduled(rows)
@@ -88,9 +91,8 @@ def packed_stages(body: bytes, vocabulary: int) -> Iterator[Stage]:
     kind: dict[str, Any] = {"apply_softmax": True, "temperature": 1.0}
     yield timed("scores", lambda: scores_from_values(values, rows.read, **kind))
     scored = Scored(scores_from_values(values, rows.read, **kind), 1, None, rows, result)
-    usage = UsageInfo().model_dump()
-    yield timed("answer written", lambda: answer_body(scored, model=model, usage=usage))
-    answer = answer_body(scored, model=model, usage=usage)
+    yield timed("answer written", lambda: answer_body(scored, model=model))
+    answer = answer_body(scored, model=model)
     yield timed("HTTP answer made", lambda: Response(answer, media_type="application/json"))
 
 

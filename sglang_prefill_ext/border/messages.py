@@ -14,26 +14,14 @@ from sglang.srt.managers.io_struct import BaseReq, FreezeGCReq, hook_custom_type
 
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.process.collector import GcAction, GcReport
-from sglang_prefill_ext.wire.packed import PackedResult, PackedRows, head_of, to_bytes
+from sglang_prefill_ext.wire.packed import PackedResult, head_of
 
 
 class PackedRowsReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
     """Frontend to scheduler: all rows of one request (see `PackedRows`)."""
 
     row_bytes: bytes
-    priority: int = 0
-    deadline_ms: float | None = None
-    keep_prefix: bool = False
-
-    @classmethod
-    def of(cls, rid: str, rows: PackedRows, options: RequestOptions) -> PackedRowsReq:
-        return cls(
-            rid=rid,
-            row_bytes=to_bytes(rows),
-            priority=options.priority,
-            deadline_ms=options.deadline_ms,
-            keep_prefix=options.keep_prefix,
-        )
+    options: RequestOptions = RequestOptions()
 
     # The data-parallel controller reads these two when it chooses a replica.
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 
+from sglang_prefill_ext.frontend.answers import native_answers, usage_of
 from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall
 from sglang_prefill_ext.frontend.embed.embed_frontend import Embedded
 from sglang_prefill_ext.frontend.options import Int64, decoded
@@ -55,9 +55,7 @@ def read_native(body: bytes) -> EmbedCall | None:
     return EmbedCall.plain(read.text if read.input_ids is None else read.input_ids)
 
 
-def openai_body(
-    embedded: Embedded, *, model: str, class_names: Sequence[str], usage: Mapping[str, Any]
-) -> bytes:
+def openai_body(embedded: Embedded, *, model: str, class_names: Sequence[str]) -> bytes:
     """Write SGLang's `ClassifyResponse`."""
     data = []
     for index, vector in enumerate(embedded.vectors):
@@ -73,7 +71,7 @@ def openai_body(
             "created": int(time.time()),
             "model": model,
             "data": data,
-            "usage": usage,
+            "usage": usage_of(embedded.served.num_tokens),
         }
     )
 
@@ -85,22 +83,6 @@ def native_body(embedded: Embedded, call: EmbedCall, *, weights: str, begun_s: f
         weights: SGLang's version of the weights.
         begun_s: when the request came, Unix time.
     """
-    now_s = time.time()
-    rows = [
-        {
-            "embedding": vector,
-            "meta_info": {
-                "id": uuid.uuid4().hex,
-                "finish_reason": {"type": "length", "length": 0},
-                "prompt_tokens": tokens,
-                "weight_version": weights,
-                "num_retractions": 0,
-                "e2e_latency": now_s - begun_s,
-                "response_sent_to_client_ts": now_s,
-            },
-        }
-        for vector, tokens in zip(
-            embedded.vectors, embedded.served.prompt_tokens.tolist(), strict=True
-        )
-    ]
-    return _ENCODER.encode(rows[0] if call.is_single else rows)
+    made = embedded.vectors, embedded.served, [uuid.uuid4().hex for _ in call.prompts]
+    answers = native_answers(*made, weights=weights, seconds=time.time() - begun_s)
+    return _ENCODER.encode(answers[0] if call.is_single else answers)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from starlette.requests import Request
 
@@ -26,16 +26,6 @@ from sglang_prefill_ext.frontend.score import rerank, score_body
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
 Answer: TypeAlias = Callable[[bytes, Request], Awaitable[bytes | None]]
-
-_USAGE = {
-    "prompt_tokens": 0,
-    "total_tokens": 0,
-    "completion_tokens": 0,
-    "prompt_tokens_details": None,
-    "reasoning_tokens": 0,
-    "completion_tokens_details": None,
-}
-"""SGLang's `UsageInfo`, as its routes write it."""
 
 
 class DividedRoutes:
@@ -74,8 +64,7 @@ class DividedRoutes:
             return None
         self._scoring.check_limits(call)
         scored = await self._scoring.score(call, _options(request))
-        usage = _usage(scored.prompt_tokens)
-        write = partial(score_body.answer_body, scored, model=read.model, usage=usage)
+        write = partial(score_body.answer_body, scored, model=read.model)
         return await self._answers.run_if_large(scored.rows.num_values, write)
 
     async def _rerank(self, body: bytes, request: Request) -> bytes | None:
@@ -93,12 +82,9 @@ class DividedRoutes:
         if wanted is None or wanted.call.dimensions is not None:
             return None  # only the engine knows which dimensions the model allows
         embedded = await self._embedded(wanted.call, request)
+        model = self._offer.model_path
         write = partial(
-            embeddings_api.answer_body,
-            embedded.vectors,
-            as_base64=wanted.as_base64,
-            model=self._offer.model_path,
-            usage=_usage_of(embedded),
+            embeddings_api.answer_body, embedded, as_base64=wanted.as_base64, model=model
         )
         return await self._answers.run_if_large(embedded.numbers, write)
 
@@ -115,7 +101,6 @@ class DividedRoutes:
             embedded,
             model=self._offer.served_name,
             class_names=names,
-            usage=_usage_of(embedded),
         )
         return await self._answers.run_if_large(embedded.numbers, write)
 
@@ -139,11 +124,3 @@ def _options(request: Request) -> RequestOptions:
     if opted_out(request.headers):
         raise StockPathTaken(StockReason.OPTED_OUT)
     return options_of(request.headers, now_ms=request.state.came_ms)
-
-
-def _usage_of(embedded: Embedded) -> dict[str, Any]:
-    return _usage(int(embedded.served.prompt_tokens.sum()))
-
-
-def _usage(tokens: int) -> dict[str, Any]:
-    return _USAGE | {"prompt_tokens": tokens, "total_tokens": tokens}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -21,6 +22,15 @@ _AT_A_TIME = 1 << 16
 
 ROWS_AT_A_TIME = 16
 """Rows written as JSON in one step; a row may have as many numbers as the vocabulary has tokens."""
+
+_USAGE: dict[str, Any] = {
+    "prompt_tokens": 0,
+    "total_tokens": 0,
+    "completion_tokens": 0,
+    "prompt_tokens_details": None,
+    "reasoning_tokens": 0,
+    "completion_tokens_details": None,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +55,11 @@ class Served:
     def num_prompts(self) -> int:
         return len(self.prompt_tokens)
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all prompts."""
+        return int(self.prompt_tokens.sum())
+
 
 def served_rows(rows: PackedRows, answer: PackedResult) -> Served:
     """Count every row as a prompt. Cached tokens belong to the prefix, so every row has them."""
@@ -66,6 +81,39 @@ class Scored:
     @property
     def served(self) -> Served:
         return served_rows(self.rows, self.answer)
+
+
+def usage_of(prompt_tokens: int) -> dict[str, Any]:
+    """SGLang's `UsageInfo` of a call that generates nothing, as its OpenAI routes write it."""
+    return _USAGE | {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
+
+
+def native_answers(
+    vectors: Sequence[Any], served: Served, rids: Sequence[str], *, weights: str, seconds: float
+) -> list[dict[str, Any]]:
+    """The answers of SGLang's `generate_request` to a call for vectors, one a prompt.
+
+    Args:
+        rids: names of the prompts.
+        weights: SGLang's version of the weights.
+        seconds: from the arrival of the call to its answer.
+    """
+    now_s = time.time()
+    return [
+        {
+            "embedding": vector,
+            "meta_info": {
+                "id": rid,
+                "finish_reason": {"type": "length", "length": 0},
+                "prompt_tokens": tokens,
+                "weight_version": weights,
+                "num_retractions": 0,
+                "e2e_latency": seconds,
+                "response_sent_to_client_ts": now_s,
+            },
+        }
+        for rid, vector, tokens in zip(rids, vectors, served.prompt_tokens.tolist(), strict=True)
+    ]
 
 
 def scores_from_values(

@@ -45,7 +45,7 @@ def explain_vectors(served: Served) -> dict[str, Any]:
     return {
         **_PACKED,
         "rows": served.num_prompts,
-        "prompt_tokens": int(served.prompt_tokens.sum()),
+        "prompt_tokens": served.num_tokens,
         "queue_ms": served.queue_s * 1e3,
         "compute_ms": served.compute_s * 1e3,
     }

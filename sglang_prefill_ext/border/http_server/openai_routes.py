@@ -11,7 +11,6 @@ from functools import partial
 from typing import TypeAlias
 
 from fastapi import HTTPException
-from sglang.srt.entrypoints.openai.protocol import UsageInfo
 from starlette.responses import Response
 
 from sglang_prefill_ext.border.http_server.fast_route import error_response
@@ -32,8 +31,6 @@ from sglang_prefill_ext.frontend.score.rerank import Reranker
 _Stock: TypeAlias = Callable[[PrefillOnlyConfig], tuple[bytes, BodyOverrides | None]]
 _StockOf: TypeAlias = Callable[[bytes, PrefillOnlyConfig], tuple[bytes, BodyOverrides | None]]
 
-_USAGE = UsageInfo().model_dump()
-
 
 async def serve_score(server: PrefillServer, body: bytes, context: CallContext) -> Response | bytes:
     """Answer as `OpenAIServingScore` does."""
@@ -43,9 +40,7 @@ async def serve_score(server: PrefillServer, body: bytes, context: CallContext) 
         if call is None or _has_to_be_seen(server):
             return None
         scored = await packed_scores(server, call, context)
-        tokens = scored.prompt_tokens
-        usage = _USAGE | {"prompt_tokens": tokens, "total_tokens": tokens}
-        write = partial(score_body.answer_body, scored, model=read.model, usage=usage)
+        write = partial(score_body.answer_body, scored, model=read.model)
         return await _written(server, context, scored.rows.num_values, write)
 
     read = score_body.ScoreBody.of(body)
@@ -62,14 +57,8 @@ async def serve_vectors(
         if read is None or _has_to_be_seen(server):
             return None
         embedded, _ = await packed_vectors(server, frontend, read.call, context)
-        tokens = int(embedded.served.prompt_tokens.sum())
-        write = partial(
-            embeddings_api.answer_body,
-            embedded.vectors,
-            as_base64=read.as_base64,
-            model=server.manager.model_path,
-            usage=_USAGE | {"prompt_tokens": tokens, "total_tokens": tokens},
-        )
+        model = server.manager.model_path
+        write = partial(embeddings_api.answer_body, embedded, as_base64=read.as_base64, model=model)
         return await _written(server, context, embedded.numbers, write)
 
     name = "openai_serving_embedding"

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from sglang.srt.runtime_context import get_parallel
 
 from sglang_prefill_ext.border.messages import PackedRowsResults
-from sglang_prefill_ext.border.scheduler.token_counters import TokenCounters
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.forward.expert_blocks import ExpertUse
 from sglang_prefill_ext.forward.graphs.plan import GraphUse
@@ -70,11 +69,12 @@ class PackedWork:
             max_wait_steps=config.max_wait_steps,
         )
         shown = scheduler.metrics_collector_context.current_scheduler_metrics_enabled
-        stock = scheduler.metrics_collector if shown else None
-        self.metrics = stock and SchedulerMetrics(stock.labels)
+        stock: Any = scheduler.metrics_collector if shown else None
+        self.metrics = SchedulerMetrics(stock.labels) if shown else None
+        self.stock_metrics = stock
         self.collector = collector
-        self.stock_counters = stock and TokenCounters(stock)
         self.accounts = Accounts()
+        self._tokens_shown = 0, 0
         self._last_look_ms = 0.0
         self._holders: Set[Job] = frozenset()
 
@@ -135,17 +135,20 @@ class PackedWork:
         }
 
     def show_queue(self) -> None:
-        """Bring the metrics up to date."""
-        if self.metrics is not None:
-            if self.collector.pauses.new:
-                self.collector.show_pauses()
-            retried = self.runtime.stats.retried_forwards
-            self.metrics.update(self.queue, retried, self.setup.graphs.forwards)
-            if self.setup.experts.groups:
-                self.metrics.show_experts(self.setup.experts.balance)
-        if self.stock_counters is not None:
-            stats = self.runtime.stats
-            self.stock_counters.update(stats.tokens_computed, stats.tokens_cached)
+        """Bring the metrics up to date, those of SGLang that count tokens, too."""
+        if self.metrics is None:
+            return
+        if self.collector.pauses.new:
+            self.collector.show_pauses()
+        stats = self.runtime.stats
+        self.metrics.update(self.queue, stats.retried_forwards, self.setup.graphs.forwards)
+        if self.setup.experts.groups:
+            self.metrics.show_experts(self.setup.experts.balance)
+        tokens, shown = (stats.tokens_computed, stats.tokens_cached), self._tokens_shown
+        more = (tokens[0] - shown[0], tokens[1] - shown[1])
+        self._tokens_shown = tokens
+        self.stock_metrics.increment_realtime_tokens(None, *more)
+        self.stock_metrics.increment_effective_prefill_tokens(*more, 0, 0)
 
 
 def _step_tokens(scheduler: Any, policy: SchedulingPolicy) -> int:

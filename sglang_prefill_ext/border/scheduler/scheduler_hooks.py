@@ -58,13 +58,14 @@ def _on_request(work: PackedWork, message: PackedRowsReq) -> None:
         logger.error("Packed request %s cannot be read: %s", message.rid, error)
         work.runtime.refuse(message.rid, message, f"{type(error).__name__}: {error}")
         return
+    options = message.options
     work.runtime.submit(
         message.rid,
         rows,
         message,
-        priority=message.priority,
-        deadline_ms=message.deadline_ms,
-        keep_prefix=message.keep_prefix,
+        priority=options.priority,
+        deadline_ms=options.deadline_ms,
+        keep_prefix=options.keep_prefix,
     )
 
 
@@ -86,7 +87,6 @@ def step_then_next_batch(
         scheduler.forward_ct += 1  # tells SGLang's watchdog that the scheduler is alive
         # It looks at every count: profiles start at one of them, and end at another.
         scheduler.profiler_manager._profile_batch_predicate(_LIKE_A_PREFILL)
-        scheduler.maybe_send_health_check_signal()
     if beside_stock:
         work.make_room()
     if work.has_given_room():
@@ -119,8 +119,8 @@ def add_deadline_check(requests: list[Any] | None, _receiver: Any) -> list[Any] 
     if work is None or requests is None:
         return None
     now_ms = time.time() * 1e3
-    scoring = (message for message in requests if isinstance(message, PackedRowsReq))
-    arriving = (each.deadline_ms for each in scoring if each.deadline_ms is not None)
+    options = (message.options for message in requests if isinstance(message, PackedRowsReq))
+    arriving = (each.deadline_ms for each in options if each.deadline_ms is not None)
     if not work.is_late(now_ms, arriving):
         return None
     return [*requests, PackedExpireReq(now_ms=now_ms, tokens_per_s=work.runtime.deadline_pace)]

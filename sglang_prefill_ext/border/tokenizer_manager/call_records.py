@@ -105,7 +105,7 @@ class CallRecord:
         if served is not None:
             reason = {"type": "length", "length": served.new_tokens}
             tokens = {
-                "prompt_tokens": int(served.prompt_tokens.sum()),
+                "prompt_tokens": served.num_tokens,
                 "cached_tokens": int(served.cached_tokens.sum()),
                 "completion_tokens": served.num_prompts * served.new_tokens,
             }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -20,13 +19,11 @@ from sglang_prefill_ext.border.tokenizer_manager.embed_request import embed_call
 from sglang_prefill_ext.border.tokenizer_manager.override_hooks import vector_arrays
 from sglang_prefill_ext.border.tokenizer_manager.server import PrefillServer, server_of
 from sglang_prefill_ext.errors import RequestError
+from sglang_prefill_ext.frontend.answers import native_answers
 from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall
 from sglang_prefill_ext.frontend.embed.embed_frontend import Embedded, EmbedFrontend
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.explain import explain_stock, explain_vectors
-
-# SGLang's finish reason of every embedding request that ended normally.
-_FINISHED = {"type": "length", "length": 0}
 
 
 def generate_request(
@@ -132,26 +129,15 @@ def _put_ids(manager: Any, obj: Any, call: EmbedCall | None) -> None:
 
 def _answer(manager: Any, obj: Any, call: EmbedCall, embedded: Embedded, record: CallRecord) -> Any:
     """The answer as SGLang builds it, a list for a list of prompts."""
-    weight_version = manager.config_value("weight_version")
-    rids = [obj.rid] if call.is_single else obj.rid
-    lens = embedded.served.prompt_tokens.tolist()
-    times = record.times.convert_to_output_meta_info() if manager.enable_metrics else {}
-    answers = [
-        {
-            "embedding": vector,
-            "meta_info": {
-                "id": rid,
-                "finish_reason": _FINISHED,
-                "prompt_tokens": tokens,
-                "weight_version": weight_version,
-                "num_retractions": 0,
-                "e2e_latency": record.times.get_e2e_latency(),
-                "response_sent_to_client_ts": time.time(),
-                **times,
-            },
-        }
-        for rid, vector, tokens in zip(rids, embedded.vectors, lens, strict=True)
-    ]
+    answers = native_answers(
+        *(embedded.vectors, embedded.served, [obj.rid] if call.is_single else obj.rid),
+        weights=manager.config_value("weight_version"),
+        seconds=record.times.get_e2e_latency(),
+    )
+    if manager.enable_metrics:
+        times = record.times.convert_to_output_meta_info()
+        for answer in answers:
+            answer["meta_info"].update(times)
     if embedded.states is not None:
         dtype = manager.model_config.dtype
         for answer, state in zip(answers, embedded.states, strict=True):

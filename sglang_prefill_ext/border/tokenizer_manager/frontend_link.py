@@ -26,7 +26,7 @@ from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.texts.text_encoder import TextEncoder
 from sglang_prefill_ext.wire.arrays import EmbeddingKind
-from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.packed import PackedRows, to_bytes
 
 _STATUS_TIMEOUT_S = 5.0
 _SHUT_DOWN = "The server is shutting down. Send the request to another one."
@@ -66,8 +66,8 @@ class TokenizerManagerLink:
         On SIGTERM it ends its schedulers, and then its tasks. Requests that came meanwhile would
         wait for ever, and the server for them.
         """
-        self._manager.auto_create_handle_loop()
         if not self._receives:
+            self._manager.auto_create_handle_loop()
             self._receives = True
             for task in self._manager.asyncio_tasks:
                 task.add_done_callback(self._close)
@@ -76,7 +76,8 @@ class TokenizerManagerLink:
         self.exchange.close(_SHUT_DOWN if self._manager.gracefully_exit else _LOOP_ENDED)
 
     def send(self, rid: str, rows: PackedRows, options: RequestOptions) -> None:
-        self._manager._dispatch_to_scheduler(PackedRowsReq.of(rid, rows, options))
+        message = PackedRowsReq(rid=rid, row_bytes=to_bytes(rows), options=options)
+        self._manager._dispatch_to_scheduler(message)
 
     def abort(self, rid: str) -> None:
         self._manager._dispatch_to_scheduler(AbortReq(rid=rid))

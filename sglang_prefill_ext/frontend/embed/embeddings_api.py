@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import base64
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
-from sglang_prefill_ext.frontend.answers import in_parts
+from sglang_prefill_ext.frontend.answers import in_parts, usage_of
 from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall
+from sglang_prefill_ext.frontend.embed.embed_frontend import Embedded
 from sglang_prefill_ext.frontend.options import Int64, decoded
 
 
@@ -50,22 +50,17 @@ def read_request(body: bytes) -> EmbeddingsRequest | None:
     return None if call is None else EmbeddingsRequest(call, read.encoding_format == "base64")
 
 
-def answer_body(
-    vectors: Sequence[list[float]], *, as_base64: bool, model: str, usage: dict[str, Any]
-) -> bytes:
-    """Write SGLang's `EmbeddingResponse`.
-
-    Args:
-        usage: a `UsageInfo` as a mapping.
-    """
+def answer_body(embedded: Embedded, *, as_base64: bool, model: str) -> bytes:
+    """Write SGLang's `EmbeddingResponse`."""
     data = [
         {
             "embedding": _base64(vector) if as_base64 else vector,
             "index": index,
             "object": "embedding",
         }
-        for index, vector in enumerate(vectors)
+        for index, vector in enumerate(embedded.vectors)
     ]
+    usage = usage_of(embedded.served.num_tokens)
     return msgspec.json.encode(
         {"data": in_parts(data), "model": model, "object": "list", "usage": usage}
     )

@@ -10,7 +10,7 @@ import msgspec
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import RequestError
-from sglang_prefill_ext.frontend.answers import Scored, in_parts
+from sglang_prefill_ext.frontend.answers import Scored, in_parts, usage_of
 from sglang_prefill_ext.frontend.options import Int64, decoded
 from sglang_prefill_ext.frontend.score.body_forms import (
     ARRAYS_MARK,
@@ -129,12 +129,8 @@ def fields_of(body: bytes, *marks: bytes) -> dict[str, Any]:
     return fields if isinstance(fields, dict) else {}
 
 
-def answer_body(scored: Scored, *, model: str, usage: dict[str, Any]) -> bytes:
-    """Write SGLang's `ScoringResponse`.
-
-    Args:
-        usage: a `UsageInfo` as a mapping.
-    """
+def answer_body(scored: Scored, *, model: str) -> bytes:
+    """Write SGLang's `ScoringResponse`."""
     logprobs = scored.token_logprobs
     return msgspec.json.encode(
         {
@@ -142,7 +138,7 @@ def answer_body(scored: Scored, *, model: str, usage: dict[str, Any]) -> bytes:
             "pooled_hidden_states": None,
             "token_logprobs": None if logprobs is None else in_parts(logprobs),
             "model": model,
-            "usage": usage,
+            "usage": usage_of(scored.prompt_tokens),
             "object": "scoring",
         }
     )

@@ -42,7 +42,7 @@ from sglang_prefill_ext.forward.graphs import replay  # noqa: E402
 from sglang_prefill_ext.frontend.options import RequestOptions  # noqa: E402
 from sglang_prefill_ext.scheduling.planner import ForwardPlan  # noqa: E402
 from sglang_prefill_ext.wire.arrays import int_array  # noqa: E402
-from sglang_prefill_ext.wire.packed import PackedRows  # noqa: E402
+from sglang_prefill_ext.wire.packed import PackedRows, to_bytes  # noqa: E402
 from sglang_prefill_ext.wire.parts import whole_rows  # noqa: E402
 from sglang_prefill_ext.wire.read import Labels, Read, Vectors  # noqa: E402
 from tests.integration.programs.children import import_models, run_in_child  # noqa: E402
@@ -135,7 +135,7 @@ def serve(flags: list[str]) -> dict[str, Any]:
         of_graphs = batches()
         with torch.inference_mode():
             for name, rows in requests(scheduler, work.setup):
-                request = PackedRowsReq.of(name, rows, OPTIONS)
+                request = PackedRowsReq(rid=name, row_bytes=to_bytes(rows), options=OPTIONS)
                 scheduler.process_input_requests([request])
                 asked += 1
                 for _ in range(STEPS):

@@ -10,9 +10,8 @@ from sglang.srt.managers.data_parallel_controller import DataParallelController
 from sglang_prefill_ext.border.dp_controller import dp_hooks
 from sglang_prefill_ext.border.dp_controller.several_schedulers import BOARD_ATTRIBUTE
 from sglang_prefill_ext.border.messages import PackedRowsReq
-from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.wire.arrays import int_array
-from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.packed import PackedRows, to_bytes
 from sglang_prefill_ext.wire.read import Labels
 
 
@@ -34,7 +33,7 @@ def test_a_prefix_returns_to_the_scheduler_that_has_it_of_that_adapter(
         rows = PackedRows(
             tokens, len(prefix), int_array([1]), Labels(int_array([1])), adapter=adapter
         )
-        send(PackedRowsReq.of("r", rows, RequestOptions()))
+        send(PackedRowsReq(rid="r", row_bytes=to_bytes(rows)))
     homes = ["first", "second", "second", "first", "first"]
     assert sent == (homes if caching else ["first", "second"] * 2 + ["first"])
 
@@ -51,7 +50,7 @@ def test_a_request_without_bootstrap_room_does_not_end_the_controller(
     controller.dispatching = controller.follow_bootstrap_room_scheduler
     dp_hooks._take_requests_without_room(controller)
     rows = PackedRows(int_array([1, 7]), 1, int_array([1]), Labels(int_array([1])))
-    packed = PackedRowsReq.of("r", rows, RequestOptions())
+    packed = PackedRowsReq(rid="r", row_bytes=to_bytes(rows))
     stock = SimpleNamespace(routed_dp_rank=None, bootstrap_room=None)
     of_the_pair = SimpleNamespace(routed_dp_rank=None, bootstrap_room=7)
     for message in (packed, stock, of_the_pair, packed):

@@ -8,11 +8,13 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI, HTTPException
+from sglang.srt.entrypoints.openai.protocol import UsageInfo
 
 from sglang_prefill_ext.border.http_server.openai_routes import _written
 from sglang_prefill_ext.border.http_server.own_routes import EXPLAIN_PATH
 from sglang_prefill_ext.border.http_server.packed_routes import shorten_routes
 from sglang_prefill_ext.border.tokenizer_manager.call_context import CallContext, current_call
+from sglang_prefill_ext.frontend.answers import usage_of
 from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.metrics import FrontendMetrics
 
@@ -64,3 +66,8 @@ def test_the_routes_of_packed_calls_are_tried_first() -> None:
     shorten_routes(app, server)
     paths = [route.path for route in app.routes]  # type: ignore[attr-defined]
     assert paths[:4] == ["/v1/score", "/v1/rerank", "/v1/chat/completions", "/v1/decisions"]
+
+
+def test_answers_tell_usage_as_sglang_does() -> None:
+    usage = UsageInfo(prompt_tokens=7, total_tokens=7).model_dump()
+    assert [*usage_of(7).items()] == [*usage.items()]

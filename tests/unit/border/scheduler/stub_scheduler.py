@@ -82,6 +82,3 @@ class Scheduler:
 
     def _note(self, batch: Any) -> None:
         self.profiled.append((self.forward_ct, batch.forward_mode.name))
-
-    def maybe_send_health_check_signal(self) -> None:
-        pass

@@ -13,14 +13,13 @@ from sglang_prefill_ext.border.scheduler import runtime_setup
 from sglang_prefill_ext.border.scheduler.packed_work import result_messages, tokens_received
 from sglang_prefill_ext.config import AttentionWay, PrefillOnlyConfig
 from sglang_prefill_ext.forward.graphs.plan import GraphUse
-from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.layout.recurrence_plan import Recurrence
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.policy import policy_of
 from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
 from sglang_prefill_ext.startup.answer_check import AnswerCheck, Tolerance
-from sglang_prefill_ext.wire.packed import PackedResult
+from sglang_prefill_ext.wire.packed import PackedResult, to_bytes
 from sglang_prefill_ext.wire.status import Status
 from tests.unit.scheduling.jobs import IdleExecutor, request
 
@@ -61,7 +60,7 @@ def test_a_controller_hears_of_as_many_tokens_as_it_has_sent(causal: bool) -> No
     policy = policy_of(PrefillOnlyConfig(), ForwardBudget(100), launch_tokens=1)
     runtime = PackedRuntime(executor, ended.extend, policy)
     rows = request([5] * 20, [6, 7], [8]).pack()
-    message = PackedRowsReq.of("rid", rows, RequestOptions())
+    message = PackedRowsReq(rid="rid", row_bytes=to_bytes(rows))
     runtime.submit("rid", rows, message)
     runtime.step()
     assert [result.status for _, result in ended] == ["ok"]

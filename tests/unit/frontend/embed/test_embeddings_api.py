@@ -7,12 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sglang_prefill_ext.frontend.answers import Served
 from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall
+from sglang_prefill_ext.frontend.embed.embed_frontend import Embedded
 from sglang_prefill_ext.frontend.embed.embeddings_api import (
     EmbeddingsRequest,
     answer_body,
     read_request,
 )
+from sglang_prefill_ext.wire.arrays import int_array
 
 
 def read(**fields: Any) -> EmbeddingsRequest | None:
@@ -70,17 +73,24 @@ def test_what_is_no_such_body_is_left_to_sglang(body: bytes) -> None:
 
 def test_an_answer_has_all_numbers_in_full() -> None:
     vectors = [[float(np.float32(0.1)), -1e-30], [3.0, 0.0]]
-    usage = {"prompt_tokens": 5, "details": None}
-    body = json.loads(answer_body(vectors, as_base64=False, model="m", usage=usage))
+    embedded = Embedded(vectors, Served(int_array([2, 3]), int_array([0, 0])), 4)
+    body = json.loads(answer_body(embedded, as_base64=False, model="m"))
     assert body == {
         "object": "list",
         "model": "m",
-        "usage": usage,
+        "usage": {
+            "prompt_tokens": 5,
+            "total_tokens": 5,
+            "completion_tokens": 0,
+            "prompt_tokens_details": None,
+            "reasoning_tokens": 0,
+            "completion_tokens_details": None,
+        },
         "data": [
             {"object": "embedding", "index": 0, "embedding": vectors[0]},
             {"object": "embedding", "index": 1, "embedding": vectors[1]},
         ],
     }
-    packed = json.loads(answer_body(vectors, as_base64=True, model="m", usage=usage))
+    packed = json.loads(answer_body(embedded, as_base64=True, model="m"))
     decoded = np.frombuffer(base64.b64decode(packed["data"][0]["embedding"]), dtype="<f4")
     assert decoded.tolist() == np.float32(vectors[0]).tolist()
