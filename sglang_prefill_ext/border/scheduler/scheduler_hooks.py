@@ -58,14 +58,13 @@ def _on_request(work: PackedWork, message: PackedRowsReq) -> None:
         logger.error("Packed request %s cannot be read: %s", message.rid, error)
         work.runtime.refuse(message.rid, message, f"{type(error).__name__}: {error}")
         return
-    options = message.options
     work.runtime.submit(
         message.rid,
         rows,
         message,
-        priority=options.priority,
-        deadline_ms=options.deadline_ms,
-        keep_prefix=options.keep_prefix,
+        priority=message.priority,
+        deadline_ms=message.deadline_ms,
+        keep_prefix=message.keep_prefix,
     )
 
 
@@ -119,8 +118,8 @@ def add_deadline_check(requests: list[Any] | None, _receiver: Any) -> list[Any] 
     if work is None or requests is None:
         return None
     now_ms = time.time() * 1e3
-    options = (message.options for message in requests if isinstance(message, PackedRowsReq))
-    arriving = (each.deadline_ms for each in options if each.deadline_ms is not None)
+    scoring = (message for message in requests if isinstance(message, PackedRowsReq))
+    arriving = (each.deadline_ms for each in scoring if each.deadline_ms is not None)
     if not work.is_late(now_ms, arriving):
         return None
     return [*requests, PackedExpireReq(now_ms=now_ms, tokens_per_s=work.runtime.deadline_pace)]

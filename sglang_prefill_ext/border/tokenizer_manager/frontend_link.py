@@ -76,7 +76,13 @@ class TokenizerManagerLink:
         self.exchange.close(_SHUT_DOWN if self._manager.gracefully_exit else _LOOP_ENDED)
 
     def send(self, rid: str, rows: PackedRows, options: RequestOptions) -> None:
-        message = PackedRowsReq(rid=rid, row_bytes=to_bytes(rows), options=options)
+        message = PackedRowsReq(
+            rid=rid,
+            row_bytes=to_bytes(rows),
+            priority=options.priority,
+            deadline_ms=options.deadline_ms,
+            keep_prefix=options.keep_prefix,
+        )
         self._manager._dispatch_to_scheduler(message)
 
     def abort(self, rid: str) -> None:

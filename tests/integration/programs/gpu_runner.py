@@ -39,7 +39,6 @@ from sglang_prefill_ext.border.model.packed_batch import PackedForwardBatch  # n
 from sglang_prefill_ext.border.scheduler import scheduler_hooks  # noqa: E402
 from sglang_prefill_ext.forward import pace  # noqa: E402
 from sglang_prefill_ext.forward.graphs import replay  # noqa: E402
-from sglang_prefill_ext.frontend.options import RequestOptions  # noqa: E402
 from sglang_prefill_ext.scheduling.planner import ForwardPlan  # noqa: E402
 from sglang_prefill_ext.wire.arrays import int_array  # noqa: E402
 from sglang_prefill_ext.wire.packed import PackedRows, to_bytes  # noqa: E402
@@ -67,7 +66,6 @@ READS: tuple[Read, ...] = (
     Labels(int_array([3, 1, 2]), normalised=False),
     Labels(int_array([1]), num_best=2),
 )
-OPTIONS = RequestOptions(keep_prefix=True)
 
 
 def rows_of(size: str, read: Read, hidden: int | None) -> PackedRows:
@@ -135,7 +133,7 @@ def serve(flags: list[str]) -> dict[str, Any]:
         of_graphs = batches()
         with torch.inference_mode():
             for name, rows in requests(scheduler, work.setup):
-                request = PackedRowsReq(rid=name, row_bytes=to_bytes(rows), options=OPTIONS)
+                request = PackedRowsReq(rid=name, row_bytes=to_bytes(rows), keep_prefix=True)
                 scheduler.process_input_requests([request])
                 asked += 1
                 for _ in range(STEPS):
