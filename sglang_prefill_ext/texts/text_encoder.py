@@ -17,7 +17,7 @@ from sglang_prefill_ext.texts.comparison import same
 from sglang_prefill_ext.texts.libraries import Encoder, TokenizerCopy, flat
 from sglang_prefill_ext.texts.ways import Plain, Ways
 from sglang_prefill_ext.wire.arrays import NO_INTS, FlatRows, Int32Array
-from sglang_prefill_ext.wire.checks import check_repeated, check_unicode
+from sglang_prefill_ext.wire.checks import check_repeated
 
 SAMPLED = 128
 """One call of this many, beginning with the first, is checked: its first texts are encoded the
@@ -79,20 +79,9 @@ class TextEncoder:
     def encode(
         self, texts: Sequence[str | tuple[str, str]], *, continued: bool = False
     ) -> list[list[int]]:
-        """Encode all texts, or all pairs of texts; see `SchedulerLink`.
-
-        Raises:
-            WrongTypeError: see `check_unicode`.
-            Exception: whatever else the plain way raises.
-        """
+        """Encode all texts, or all pairs of texts; see `SchedulerLink`."""
         ids = self._encoded(self._ways.encoder, texts, continued)
-        if ids is not None:
-            return ids
-        try:
-            return self._plain(texts, continued=continued)
-        except Exception:
-            check_unicode(texts)
-            raise
+        return self._plain(texts, continued=continued) if ids is None else ids
 
     def encode_chat(self, text: str, *, continued: bool) -> list[int] | None:
         """Encode a rendered chat, in any thread; None unless `is_fast`, or the text is no Unicode.

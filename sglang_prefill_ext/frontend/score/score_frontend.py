@@ -28,7 +28,13 @@ from sglang_prefill_ext.frontend.score.score_call import (
 from sglang_prefill_ext.frontend.score.score_pack import pack_overridden, pack_setwise_call
 from sglang_prefill_ext.frontend.worker import Worker, is_large
 from sglang_prefill_ext.wire.arrays import FlatRows, int_array
-from sglang_prefill_ext.wire.checks import check_count, check_memory, check_repeated, wrong
+from sglang_prefill_ext.wire.checks import (
+    check_count,
+    check_memory,
+    check_repeated,
+    check_unicode,
+    wrong,
+)
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy, lone_prefix
 from sglang_prefill_ext.wire.read import Labels
@@ -64,7 +70,7 @@ class ScoreFrontend:
         """
         labels = self._require_eligible(call)
         async with self.path.exchange.admitted(options, call.request):
-            run = partial(self._worker.run, request=call.request, deadline_ms=options.deadline_ms)
+            run = partial(self._run, call, options)
             encoded = await self._encoded(call, run)
             try:
                 rows = await self._pack(encoded, labels, run)
@@ -85,6 +91,24 @@ class ScoreFrontend:
             TooManyItemsError: more than `max_items`.
         """
         check_count(call.num_items, self.path.config)
+
+    async def _run(
+        self, call: ScoreCall, options: RequestOptions, work: Callable[..., Any], *args: Any
+    ) -> Any:
+        """Encode or pack in the worker's thread.
+
+        Raises:
+            WrongTypeError: a text has lone surrogates, which tokenizers call a wrong type.
+            Exception: see `Worker.run`.
+        """
+        request, deadline_ms = call.request, options.deadline_ms
+        try:
+            return await self._worker.run(work, *args, request=request, deadline_ms=deadline_ms)
+        except TypeError:
+            if call.has_texts:
+                query, items = prompts_of(call)
+                check_unicode([query, *items])
+            raise
 
     def _require_eligible(self, call: ScoreCall) -> Labels:
         reason = self.path.exchange.declined_reason or ineligible_reason(call)

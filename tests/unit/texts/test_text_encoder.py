@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sglang_prefill_ext.config import PrefillOnlyConfig, Switch, TokenizerChoice
-from sglang_prefill_ext.errors import RequestError, WrongTypeError
+from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.texts import choice, ways
 from sglang_prefill_ext.texts.frame import with_ids
@@ -131,7 +131,7 @@ def test_a_text_that_a_library_cannot_read_meets_the_plain_way() -> None:
         lambda: encoder.encode(["\ud800"]),
         lambda: encoder.encode_joined("a b c", ["\ud800", "x"], item_first=False),
     ):
-        with pytest.raises(WrongTypeError, match=r"\\ud800x?' has lone surrogates"):
+        with pytest.raises((UnicodeEncodeError, TypeError)):
             call()
     assert plain.asked[0] == ["\ud800"]
     assert encoder.status()["encoder"] == "huggingface"

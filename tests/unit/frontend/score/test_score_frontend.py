@@ -21,6 +21,7 @@ from sglang_prefill_ext.errors import (
     RequestError,
     ServerBusyError,
     TooManyItemsError,
+    WrongTypeError,
 )
 from sglang_prefill_ext.frontend.answers import Scored
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
@@ -507,6 +508,28 @@ async def test_texts_are_encoded_in_one_call_off_the_event_loop(
     assert link.encoding_threads != [threading.current_thread()]
     ((_, rows),) = link.sent
     assert rows.num_prompt_tokens == sum(len(text.encode()) for text in texts)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        ScoreCall("a", ["b", "\ud800"], [7]),
+        ScoreCall("\ud800", ["b"], [7]),
+        ScoreCall(items="\ud800", label_token_ids=[7]),
+        ScoreCall("a", ["\ud800"], [7], score_extraction_token_id=5),
+    ],
+)
+async def test_a_text_that_no_tokenizer_reads_is_named(
+    frontend: ScoreFrontend, link: StubLink, monkeypatch: pytest.MonkeyPatch, call: ScoreCall
+) -> None:
+    def encode(*_texts: Any, **_how: Any) -> Any:
+        raise TypeError("TextEncodeInput must be Union[TextInputSequence, ...]")
+
+    monkeypatch.setattr(link, "encode", encode)
+    with pytest.raises(WrongTypeError, match=r"'.?\\ud800' has lone surrogates"):
+        await frontend.score(call)
+    with pytest.raises(TypeError, match="TextEncodeInput"):
+        await frontend.score(ScoreCall("a", ["b"], [7]))
 
 
 async def test_a_lone_text_item_needs_no_query(frontend: ScoreFrontend, link: StubLink) -> None:
