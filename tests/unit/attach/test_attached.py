@@ -158,16 +158,9 @@ async def test_the_engine_puts_an_id_in_the_place_of_an_adapters_name(path: Path
 async def test_every_end_releases_the_adapter_once(path: Path, end: str) -> None:
     engine = StubEngine()
     engine.fall_silent()
-    rows, paused = replace(ROWS, adapter="tuned"), asyncio.Event()
-
-    @asynccontextmanager
-    async def admission(_request: Any) -> AsyncIterator[None]:
-        if end == "late":
-            await paused.wait()
-        engine.link.admitted += 1
-        yield
-
-    engine.link.admission = admission  # type: ignore[method-assign]
+    rows = replace(ROWS, adapter="tuned")
+    if end == "late":
+        engine.link.is_open.clear()
     async with attached(engine, path) as (_, connection, _):
         options = RequestOptions(deadline_ms=time.time() * 1e3 + 3000 if end == "late" else None)
         asking = asyncio.ensure_future(ask(connection.session, options, rows))
@@ -521,22 +514,14 @@ async def test_of_two_calls_of_one_name_the_second_is_not_started(
 async def test_rows_without_a_deadline_get_the_engines_timeout(path: Path) -> None:
     engine = StubEngine()
     engine.timeout_ms = 50
-    paused = asyncio.Event()
-
-    @asynccontextmanager
-    async def admission(_request: Any) -> AsyncIterator[None]:
-        await paused.wait()
-        engine.link.admitted += 1
-        yield
-
-    engine.link.admission = admission  # type: ignore[method-assign]
+    engine.link.is_open.clear()
     async with attached(engine, path) as (_, connection, _):
         own = RequestOptions(deadline_ms=time.time() * 1e3 + 1e6)
         patient = asyncio.ensure_future(ask(connection.session, own))
         with pytest.raises(DeadlineExceededError):
             await ask(connection.session, NO_OPTIONS)
         assert not patient.done()
-        paused.set()
+        engine.link.is_open.set()
         await patient
 
 

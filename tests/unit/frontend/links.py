@@ -35,7 +35,7 @@ def stub_answer(
 
 
 class StubLink:
-    """Notes what is sent; `on_send` plays the scheduler."""
+    """Notes what is sent; `on_send` plays the scheduler, `is_open` the end of a pause."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, PackedRows]] = []
@@ -44,11 +44,14 @@ class StubLink:
         self.encoded: list[list[str]] = []
         self.encoding_threads: list[threading.Thread] = []
         self.admitted = 0
+        self.is_open = asyncio.Event()
+        self.is_open.set()
         self.first_tokens: list[int] = []
         self.on_send: Callable[[str, PackedRows], None] = lambda rid, rows: None
 
     @asynccontextmanager
     async def admission(self, _request: Any = None) -> AsyncIterator[None]:
+        await self.is_open.wait()
         self.admitted += 1
         try:
             yield

@@ -4,8 +4,7 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -374,14 +373,9 @@ async def test_a_rejected_client_learns_when_to_come_again(
 
 
 async def test_a_deadline_passes_before_the_engine_takes_requests_again(
-    frontend: ScoreFrontend, link: StubLink, monkeypatch: pytest.MonkeyPatch
+    frontend: ScoreFrontend, link: StubLink
 ) -> None:
-    @asynccontextmanager
-    async def paused(_request: Any) -> AsyncIterator[None]:
-        await asyncio.Event().wait()
-        yield
-
-    monkeypatch.setattr(link, "admission", paused)
+    link.is_open.clear()
     options = RequestOptions(deadline_ms=time.time() * 1e3 + 20)
     with pytest.raises(DeadlineExceededError, match="took no requests"):
         await frontend.score(CALL, options)
