@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -17,12 +18,12 @@ from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.forward.graphs.plan import GraphUse
 from sglang_prefill_ext.forward.graphs.replay import PackedGraphs
 from sglang_prefill_ext.forward.layers import Attention, LayerAttention
-from sglang_prefill_ext.forward.model import Model, Overrides
+from sglang_prefill_ext.forward.model import Adapted, Model, Overrides
 from sglang_prefill_ext.forward.readers.labels import LabelReader
 from sglang_prefill_ext.forward.readers.vectors import VectorReader
 from sglang_prefill_ext.forward.upload import ForwardCompletion, flat, in_groups, upload
 from sglang_prefill_ext.layout.recurrence_plan import RecurrencePlan
-from sglang_prefill_ext.layout.tokens import ForwardLayout
+from sglang_prefill_ext.layout.tokens import ForwardLayout, bounds_of
 from sglang_prefill_ext.recurrent.layers import LayerRecurrence
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
 
@@ -148,7 +149,7 @@ class PackedExecutor:
             _row_lens(layout),
             attend,
             Overrides(*overrides) if overrides else None,
-            plan.adapter,
+            _adapted(plan, reads),
             shortened=ends_only,
             recur=recurrence,
         )
@@ -183,3 +184,16 @@ def _row_lens(layout: ForwardLayout) -> list[int]:
         suffixes = group.suffix_lens.tolist() or [0]
         lens += [group.fresh + suffixes[0], *suffixes[1:]]
     return lens
+
+
+def _adapted(plan: ForwardPlan, read_at: NDArray[np.int64]) -> list[Adapted]:
+    """The parts of a forward with one adapter each; empty if none has an adapter."""
+    if not any(plan.adapters):
+        return []
+    groups = zip(plan.adapters, plan.layout.groups, strict=True)
+    tokens = {
+        adapter: sum(group.num_tokens for _, group in members)
+        for adapter, members in groupby(groups, key=lambda each: each[0])
+    }
+    reads, _ = np.histogram(read_at, bounds_of([*tokens.values()]))
+    return [Adapted(*part) for part in zip(tokens, tokens.values(), reads.tolist(), strict=True)]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -37,6 +37,20 @@ class Overrides:
 
     at: Tensor
     embeds: Tensor
+
+
+class Adapted(NamedTuple):
+    """Consecutive tokens of a forward with one LoRA adapter.
+
+    Attributes:
+        adapter: its id; empty for none.
+        tokens: how many there are, >= 1.
+        reads: how many of the read positions are among them, >= 0.
+    """
+
+    adapter: str
+    tokens: int
+    reads: int
 
 
 class Model(Protocol):
@@ -86,7 +100,7 @@ class Model(Protocol):
         row_lens: list[int],
         attend: Attend,
         overrides: Overrides | None = None,
-        adapter: str = "",
+        adapted: Sequence[Adapted] = (),
         *,
         shortened: bool,
         recur: Recur | None = None,
@@ -99,12 +113,13 @@ class Model(Protocol):
         their states: ``[R, vector_width + state_width]``.
 
         Args:
-            adapter: see `PackedRows`; it stays in effect until another forward is prepared.
+            adapted: parts that make up the forward; empty if none has an adapter. Adapters stay in
+                effect until another forward is prepared.
             recur: of recurrent layers; None if there are none.
             shortened: compute attention of `last_layer`, if it is set, at the read positions alone.
 
         Raises:
-            PackedForwardError: the adapter is not loaded (any more).
+            PackedForwardError: an adapter is not loaded (any more).
         """
 
     def logits(self, hidden: Tensor) -> Tensor:

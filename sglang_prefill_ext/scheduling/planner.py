@@ -38,7 +38,7 @@ class ForwardPlan:
         token_ids: int32 ``[layout.num_tokens]``; 0 where an override stands.
         override_at: tokens with an embedding of their own; int64, ascending.
         overrides: these embeddings, ``[len(override_at), hidden]``.
-        adapter: of all pieces; empty for none.
+        adapters: that of each group; empty for none. Groups of one adapter are neighbours.
         reads: those of all pieces, in the order of the layout.
         shares: one entry per piece, in the order in which the pieces were given.
         held: per group the slots, int64 ``[held]``, of its held prefix; None where nothing is held.
@@ -50,7 +50,7 @@ class ForwardPlan:
     token_ids: Int32Array
     override_at: NDArray[np.int64]
     overrides: OverrideArray
-    adapter: str
+    adapters: tuple[str, ...]
     reads: Reads
     shares: tuple[Share, ...]
     held: list[Any]
@@ -66,18 +66,18 @@ class ForwardPlan:
 
 
 def plan_forward(pieces: Sequence[Piece]) -> ForwardPlan:
-    """Lay out pieces of one adapter, at least one; those with the same prefix become one group.
+    """Lay out pieces, at least one; those with the same prefix and adapter become one group.
 
     Takes about 40 us for 8 pieces of 50 rows: nothing here runs row by row.
     """
-    (adapter,) = {piece.adapter for piece in pieces}
-    groups: dict[object, list[int]] = {}
+    by_prefix: dict[object, list[int]] = {}
     for number, piece in enumerate(pieces):
         key = number if piece.prefix_key is None else piece.prefix_key
-        groups.setdefault(key, []).append(number)
-    placed = [number for members in groups.values() for number in members]
+        by_prefix.setdefault(key, []).append(number)
+    groups = sorted(by_prefix.values(), key=lambda members: pieces[members[0]].adapter)
+    placed = [number for members in groups for number in members]
     segments: list[tuple[Int32Array, OverrideArray]] = []
-    for members in groups.values():
+    for members in groups:
         first = pieces[members[0]]
         segments.append((first.prefix_ids, first.overrides))
         segments += [(pieces[number].suffix_ids, pieces[number].overrides) for number in members]
@@ -87,14 +87,14 @@ def plan_forward(pieces: Sequence[Piece]) -> ForwardPlan:
     reads = Reads.joined([pieces[number].reads for number in placed])
     return ForwardPlan(
         layout=ForwardLayout(
-            tuple(_span([pieces[number] for number in members]) for members in groups.values())
+            tuple(_span([pieces[number] for number in members]) for members in groups)
         ),
         token_ids=token_ids,
         override_at=override_at,
         overrides=overrides,
-        adapter=adapter,
+        adapters=tuple(pieces[members[0]].adapter for members in groups),
         reads=reads,
-        shares=_shares(pieces, list(groups.values()), reads.value_lens),
+        shares=_shares(pieces, groups, reads.value_lens),
         held=[None] * len(groups),
         stores=[None] * len(groups),
     )

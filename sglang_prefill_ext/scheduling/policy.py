@@ -8,8 +8,9 @@ read, so all ranks decide alike.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from sglang_prefill_ext.config import Order, PrefillOnlyConfig
 from sglang_prefill_ext.layout.tokens import GroupSpan
@@ -18,6 +19,13 @@ from sglang_prefill_ext.scheduling.graph_room import NO_GRAPHS, ForwardSize, Gra
 from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.queue import JobQueue, order_key
 from sglang_prefill_ext.scheduling.split import Piece, PrefixKey
+
+AdaptersFit: TypeAlias = Callable[[Collection[str]], bool]
+"""Whether one forward can have all these LoRA adapters; an empty name is the model itself."""
+
+
+def only_one(adapters: Collection[str]) -> bool:
+    return len(adapters) <= 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +39,7 @@ class SchedulingPolicy:
             the same time, >= 0; with 0 no job joins another. With graphs, the cost of a replay.
         limits: of the queue.
         graphs: the size of the largest graph, and the cost of a forward without one.
+        adapters_fit: true of any one adapter; the same on every rank.
     """
 
     budget: ForwardBudget
@@ -39,6 +48,7 @@ class SchedulingPolicy:
     launch_tokens: int
     limits: QueueLoad
     graphs: GraphCost = field(default=NO_GRAPHS, kw_only=True)
+    adapters_fit: AdaptersFit = field(default=only_one, kw_only=True)
 
     def cost(self, tokens: int, groups: Sequence[GroupSpan], *, replayable: bool) -> int:
         """Of a forward that computes so many tokens, in token equivalents.
@@ -70,6 +80,7 @@ def policy_of(
     budget: ForwardBudget,
     launch_tokens: int,
     graphs: GraphCost = NO_GRAPHS,
+    adapters_fit: AdaptersFit = only_one,
 ) -> SchedulingPolicy:
     """Return the policy that the flags ask for; measured values fill in what they leave open."""
     return SchedulingPolicy(
@@ -79,6 +90,7 @@ def policy_of(
         launch_tokens=config.launch_tokens or launch_tokens,
         limits=limits_of(config),
         graphs=graphs,
+        adapters_fit=adapters_fit,
     )
 
 
@@ -88,10 +100,10 @@ def choose_jobs(
     """Return the jobs whose next pieces make up the next forward; empty if none waits.
 
     The first job in order always runs. Others join in order, up to the first that does not fit: if
-    smaller jobs from behind it could join, nothing would bound how long a large job waits. A
-    forward has one adapter, so jobs with another adapter than the first job's are passed over; they
-    keep their places. Behind a job of several forwards that was passed over, no other such job
-    starts: all its forwards would come before the first one of that job.
+    smaller jobs from behind it could join, nothing would bound how long a large job waits. But
+    jobs whose adapter does not fit beside those of the forward are passed over; they keep their
+    places. Behind a job of several forwards that was passed over, no other such job starts: all its
+    forwards would come before the first one of that job.
 
     A job of ``m`` tokens delays each of the ``n`` jobs before it, chosen or passed over, by its
     tokens: by ``n * m`` in all. It saves its own forward, apart from these tokens, for itself, for
@@ -115,7 +127,7 @@ def choose_jobs(
         piece = job.piece
         added = forward.added_by(piece)
         if forward.jobs:
-            if piece.adapter != forward.jobs[0].piece.adapter:
+            if not forward.has_slot(piece.adapter):
                 passed_divided = passed_divided or job.divided
                 continue
             if job.alone or (passed_divided and job.divided):
@@ -146,6 +158,7 @@ class _Forming:
         self._policy = policy
         self._size, self._reads = ForwardSize(), 0
         self._prefixes: set[PrefixKey | None] = set()
+        self._adapters: set[str] = set()
         # Whether graphs can replay all jobs together, and whether the first alone runs eagerly.
         self._replayed, self._eager = True, False
 
@@ -153,6 +166,11 @@ class _Forming:
         """Tokens that are computed for a piece beside those of the jobs."""
         shared = piece.prefix_key in self._prefixes
         return len(piece.suffix_ids) if shared else piece.num_tokens
+
+    def has_slot(self, adapter: str) -> bool:
+        """Whether the forward can have this adapter, too."""
+        known = self._adapters
+        return adapter in known or self._policy.adapters_fit({*known, adapter})
 
     def has_room(self, added: int, reads: int, join_tokens: int) -> bool:
         tokens = self._size.tokens + added
@@ -170,6 +188,7 @@ class _Forming:
         shared = piece.prefix_key in self._prefixes
         self._size = self._size.joined_by(piece.span, added, shared=shared)
         self._reads += len(piece.reads)
+        self._adapters.add(piece.adapter)
         if piece.prefix_key is not None:
             self._prefixes.add(piece.prefix_key)
         self._replayed = self._replayed and piece.is_replayable and graphs.hold(self._size)

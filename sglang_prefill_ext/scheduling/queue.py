@@ -19,10 +19,11 @@ Where requests name adapters, of which ``a`` have jobs that wait, it is ``w * r 
 Proof: once ``mark + w * r`` tokens are processed, which one forward can overshoot by less than
 ``B``, every job that comes later has a larger key and is launched after this one, as forwards take
 jobs in order and stop at the first that does not fit. Only the jobs that wait at that moment can
-still run before it, ``L`` tokens at most, this job's among them. A forward passes over jobs with
-another adapter than its first one's and so may take some from behind this job, but only once all
-before it with that adapter are chosen: one forward an adapter, ``B`` tokens each. First come, first
-served waits up to ``L``, so a long job pays at most `w` times its own length for the order.
+still run before it, ``L`` tokens at most, this job's among them. A forward passes over jobs whose
+adapters do not fit beside its own and so may take some from behind this job, but only once all
+before it with the adapter of its first job are chosen: at most one forward an adapter, ``B`` tokens
+each. First come, first served waits up to ``L``, so a long job pays at most `w` times its own
+length for the order.
 
 Failed forwards are not counted; their jobs are computed again, each once.
 """

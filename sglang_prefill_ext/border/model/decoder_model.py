@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from sglang.srt.model_executor.forward_context import ForwardContext, forward_co
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from sglang_prefill_ext.border.model.adapters import Adapters
 from sglang_prefill_ext.border.model.capability import attention_layers, head_shape, text_part
 from sglang_prefill_ext.border.model.expert_layers import expert_settings
 from sglang_prefill_ext.border.model.kv_pool import plain_pool
@@ -25,7 +26,6 @@ from sglang_prefill_ext.border.model.model_classes import (
 )
 from sglang_prefill_ext.border.model.output_head import OutputHead
 from sglang_prefill_ext.border.model.packed_backend import (
-    Adapters,
     PackedAttentionBackend,
     PackedHybridBackend,
 )
@@ -35,7 +35,7 @@ from sglang_prefill_ext.border.model.sampler import SglangSampler
 from sglang_prefill_ext.errors import PackedForwardError
 from sglang_prefill_ext.forward.device import in_order
 from sglang_prefill_ext.forward.kv_pool import KVPool, OwnPool
-from sglang_prefill_ext.forward.model import Attend, Overrides, Recur
+from sglang_prefill_ext.forward.model import Adapted, Attend, Overrides, Recur
 
 
 def _shared(layers: list[Any]) -> set[int]:
@@ -70,6 +70,7 @@ class SglangModel:
         # SGLang's prefixes in the cache have it, too.
         self._first_position = int(type(runner.model).__name__ in POSITIONS_FROM_1)
         self._adapters = Adapters(runner.lora_manager)
+        self._has_adapters = runner.lora_manager is not None
         self._context = ForwardContext(attn_backend=backend)
         self._expert_settings = expert_settings(runner.model)
         self._forward_stream = forward_stream
@@ -112,7 +113,7 @@ class SglangModel:
         row_lens: list[int],
         attend: Attend,
         overrides: Overrides | None = None,
-        adapter: str = "",
+        adapted: Sequence[Adapted] = (),
         *,
         shortened: bool,
         recur: Recur | None = None,
@@ -120,11 +121,12 @@ class SglangModel:
         batch = packed_batch_of(token_ids, positions, row_lens, self._zeros(len(token_ids)))
         batch.attend, batch.recur = attend, recur
         batch.read_at = read_at if shortened and self.last_layer is not None else None
-        batch.adapt = partial(self._adapters.apply_to, adapter=adapter)
-        self._adapters.load(adapter)
+        if adapted or self._has_adapters:
+            self._adapters.load(adapted)
+            batch.adapt = partial(self._adapters.apply_to, adapted)
 
         def run() -> Tensor:
-            batch.adapt(len(token_ids))
+            batch.adapt(shortened=False)
             with (
                 self._expert_settings(),
                 forward_context(self._context, forward_batch=batch),

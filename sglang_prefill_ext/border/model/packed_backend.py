@@ -1,14 +1,12 @@
-"""A packed forward's attention, and its LoRA adapter, as SGLang's layers see them."""
+"""A packed forward's attention, as SGLang's layers see it."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from typing import Any
 
-import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.attention.hybrid_linear_attn_backend import HybridLinearAttnBackend
-from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 from torch import Tensor
 
 from sglang_prefill_ext.attention.inputs import LayerInputs
@@ -98,7 +96,7 @@ class PackedAttentionBackend(AttentionBackend):  # type: ignore[misc]
             stream = forward_batch.residual_stream
             q = q[read_at]
             stream.write(stream.residual[read_at])
-            forward_batch.adapt(len(read_at))
+            forward_batch.adapt(shortened=True)
         window: int | None = layer.sliding_window_size  # tokens before the query's; below 0: all
         window = None if window is None or window < 0 else window
         # They read the batch: if it kept them, its tensors would wait for the garbage collector.
@@ -119,54 +117,3 @@ class PackedHybridBackend(PackedAttentionBackend, HybridLinearAttnBackend):  # t
     """For models with layers of Mamba-2, which want a backend of this class."""
 
     linear_attn_backend = PackedMamba()
-
-
-class Adapters:
-    """The LoRA adapters of a rank.
-
-    For SGLang's LoRA layers a packed forward is one sequence with one adapter. The adapter that is
-    set stays in effect until the next batch sets another. Every batch of either path sets its own
-    before its launch, so none uses that of another batch.
-
-    Args:
-        manager: SGLang's `LoRAManager`; None on a server without adapters.
-    """
-
-    def __init__(self, manager: Any) -> None:
-        self._manager = manager
-
-    def load(self, adapter: str) -> None:
-        """Load an adapter into SGLang's memory pool of adapters, evicting others if need be.
-
-        Batches that need an evicted adapter load it again.
-
-        Raises:
-            PackedForwardError: the server does not have the adapter (any more). That happens only
-                if the client no longer waits for the answer.
-        """
-        if not adapter:
-            return
-        if self._manager is None or adapter not in self._manager.loras:
-            raise PackedForwardError(f"adapter: {adapter!r} is not loaded; send its name again")
-        self._manager.fetch_new_loras({adapter})
-
-    def apply_to(self, tokens: int, adapter: str) -> None:
-        """Make the following layers apply a loaded adapter, or none, to `tokens` tokens."""
-        if adapter:
-            lens = torch.full((1,), tokens, dtype=torch.int32, device=self._manager.device)
-            batch = ForwardBatch(  # only the fields that the adapters read
-                forward_mode=ForwardMode.EXTEND,
-                batch_size=1,
-                input_ids=None,
-                req_pool_indices=None,
-                seq_lens=None,
-                out_cache_loc=None,
-                seq_lens_sum=tokens,
-                extend_num_tokens=tokens,
-                extend_seq_lens=lens,
-                extend_seq_lens_cpu=[tokens],
-                lora_ids=[adapter],
-            )
-            self._manager.prepare_lora_batch(batch)
-        elif self._manager is not None:
-            self._manager.reset_lora_batch()

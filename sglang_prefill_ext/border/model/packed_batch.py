@@ -17,6 +17,10 @@ from torch import Tensor
 from sglang_prefill_ext.forward.upload import upload
 
 
+def without_adapters(*, shortened: bool) -> None:
+    """`PackedForwardBatch.adapt` on a server without LoRA adapters."""
+
+
 @dataclass
 class PackedForwardBatch(ForwardBatch):  # type: ignore[misc]
     """A `ForwardBatch` with what `PackedAttentionBackend` reads and writes."""
@@ -24,7 +28,7 @@ class PackedForwardBatch(ForwardBatch):  # type: ignore[misc]
     # Declared fields, because SGLang copies batches with `dataclasses.replace`.
     attend: Any = None
     read_at: Any = None
-    adapt: Any = None  # sets for how many tokens the following layers apply the LoRA adapter
+    adapt: Any = without_adapters  # called before layers, see `Adapters.apply_to`
     recur: Any = None
     latents: Any = None  # of the layer that runs, if it has latent attention
     shared: Any = None  # keys and values by layer, of layers whose number later ones have, too

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from sglang.srt.model_executor.cuda_graph_config import cuda_graph_fully_disabled
 
+from sglang_prefill_ext.border.model.adapters import Adapters
 from sglang_prefill_ext.border.model.alignment import set_up_alignments
 from sglang_prefill_ext.border.model.capability import declined_reason
 from sglang_prefill_ext.border.model.decoder_model import SglangModel
@@ -72,7 +73,8 @@ def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
             declining(StockReason.KNOWN_ANSWERS_DIFFER), executor.graph_use, experts, check=check
         )
     executor.counts_next = experts.next_forward if experts.groups else None
-    policy = policy_of(config, measured.budget, measured.launch_tokens, measured.graphs)
+    fit = Adapters(runner.lora_manager).fit
+    policy = policy_of(config, measured.budget, measured.launch_tokens, measured.graphs, fit)
     cache = prefix_cache_of(scheduler, config, room) if executor.causal else None
     runtime = PackedRuntime(
         *(executor, answer, policy),

@@ -82,7 +82,7 @@ def eager_reason(plan: ForwardPlan, *, most_held: int) -> str:
         return "kept_prefix"
     if plan.override_at.size:
         return "overrides"
-    if plan.adapter:
+    if any(plan.adapters):
         return "adapter"
     return "" if plan.layout.reads_row_ends else "many_reads"
 

@@ -55,7 +55,7 @@ def adapters(
 def running(model_dir: Callable[[str], Path], adapters: dict[str, Adapter]) -> Iterator[Serving]:
     flags = ("--enable-prefill-only", "--sleep-on-idle", "--served-model-name", "base")
     # Two slots for three, the model itself and two adapters, so that they evict each other.
-    flags += (*LORA_FLAGS, "--max-loras-per-batch", "2")
+    flags += (*LORA_FLAGS, "--max-loras-per-batch", "2", "--prefill-only-launch-tokens", "100000")
     flags += ("--lora-paths", *(adapter.named_path for adapter in adapters.values()))
     with serving(model_dir("qwen3"), "adapters", *flags) as server_and_client:
         yield server_and_client
@@ -189,6 +189,32 @@ def test_mixed_traffic_gets_the_answers_that_each_gets_alone(
         assert_same(reply.json(), client.post("/generate", body, stock=True).json())
     for body, answer in zip(scores, found, strict=True):
         assert_same(answer, client.score(body, stock=True))
+
+
+@pytest.mark.parametrize(
+    ("names", "forwards"),
+    [(["a", "b", "a", "b"], 1), (["", "b", "", "b"], 1), (["a", "", "b", "a", ""], 2)],
+)
+def test_a_forward_has_as_many_adapters_as_there_are_slots(
+    running: Serving, pool: ThreadPoolExecutor, names: list[str], forwards: int
+) -> None:
+    """Prompts differ in length, and some read more than their last token."""
+    starts = [-1, -1, -1, 30, -1]
+    bodies = [
+        asked(name, SHARED[:at] + PROMPTS[at % 3], logprob_start_len=starts[at])
+        for at, name in enumerate(names)
+    ]
+    client = running.client
+    wanted = [client.post("/generate", body, stock=True).json() for body in bodies]
+    client.post("/flush_cache", {}).raise_for_status()
+    with (
+        client.counting() as moved,
+        held_back(running.server, client, pool, bodies, "/generate") as replies,
+    ):
+        pass
+    for reply, answer in zip(replies, wanted, strict=True):
+        assert_same(reply.result().json(), answer)
+    assert moved["scheduler.forwards"] == forwards
 
 
 def test_generations_keep_their_adapter_beside_packed_requests_of_others(

@@ -18,7 +18,7 @@ from sglang_prefill_ext.forward import executor as executor_module
 from sglang_prefill_ext.forward.executor import PackedExecutor
 from sglang_prefill_ext.forward.graphs.plan import GraphUse
 from sglang_prefill_ext.forward.logits import ProductHead
-from sglang_prefill_ext.forward.model import Attend
+from sglang_prefill_ext.forward.model import Adapted, Attend
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.planner import ForwardPlan, plan_forward
 from sglang_prefill_ext.scheduling.prefixed_forward import PrefixedForward
@@ -58,6 +58,7 @@ def _row_by_row(
             torch.tensor([0 if first else len(prompt) - 1]),
             [len(prompt)],
             attend,
+            adapted=[Adapted(request.adapter, len(prompt), 1)],
             shortened=True,
         )
         values += torch.log_softmax(model.logits(run())[0], dim=-1)[labels].tolist()
@@ -94,18 +95,25 @@ def test_values_equal_those_of_every_row_on_its_own(
     assert values == pytest.approx(_row_by_row(request), abs=1e-5)
     assert sum(model.logit_rows) == len(request.suffixes)
     assert max(model.logit_rows) <= readout_rows
-    assert set(model.adapters) == {request.adapter}
+    named = {part.adapter for parts in model.adapted for part in parts}
+    assert named == ({adapter} if adapter else set()), "forwards without adapters have no parts"
 
 
-@given(st.lists(plain_requests(), min_size=2, max_size=4), st.integers(5, 40), st.data())
+@given(
+    st.lists(plain_requests(), min_size=2, max_size=4),
+    st.lists(st.sampled_from(["", "", "a", "b"]), min_size=4, max_size=4),
+    st.integers(5, 40),
+    st.data(),
+)
 def test_requests_in_company_get_the_values_that_they_get_alone(
-    requests: list[PlainRequest], budget: int, data: st.DataObject
+    requests: list[PlainRequest], adapters: list[str], budget: int, data: st.DataObject
 ) -> None:
     """Random forwards have the next pieces of several requests."""
     executor, cache = PackedExecutor(TinyModel(), readout_bytes=2 * VOCAB * 4), MemoryCache()
     first = requests[0].prefix
     requests = [
-        replace(each, prefix=first) if data.draw(st.booleans()) else each for each in requests
+        replace(each, prefix=first if data.draw(st.booleans()) else each.prefix, adapter=adapter)
+        for each, adapter in zip(requests, adapters, strict=False)
     ]
     jobs = [job_of(each, budget) for each in requests]
     while open_ones := [job for job in jobs if not job.launched]:

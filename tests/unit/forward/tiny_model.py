@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sglang_prefill_ext.attention.inputs import HeadShape, LayerInputs
 from sglang_prefill_ext.forward.logits import ProductHead
-from sglang_prefill_ext.forward.model import Attend, Overrides, Recur
+from sglang_prefill_ext.forward.model import Adapted, Attend, Overrides, Recur
 from sglang_prefill_ext.wire.reads import Best
 from sglang_prefill_ext.wire.sampling import Sampling
 from tests.unit.scheduling.caches import MemoryPool
@@ -42,7 +42,7 @@ class TinyModel:
         self.pool = MemoryPool()
         self.logit_rows: list[int] = []
         self.row_lens: list[list[int]] = []
-        self.adapters: list[str] = []
+        self.adapted: list[list[Adapted]] = []
         generator = torch.Generator().manual_seed(7)
 
         def weight(*shape: int) -> Tensor:
@@ -78,7 +78,7 @@ class TinyModel:
         row_lens: list[int],
         attend: Attend,
         overrides: Overrides | None = None,
-        adapter: str = "",
+        adapted: Sequence[Adapted] = (),
         *,
         shortened: bool,
         recur: Recur | None = None,
@@ -86,9 +86,9 @@ class TinyModel:
         assert recur is None
         assert sum(row_lens) == len(token_ids) == len(positions)
         self.row_lens.append(row_lens)
-        self.adapters.append(adapter)
+        self.adapted.append([*adapted])
         cut = self.last_layer if shortened else None
-        return lambda: self._run(token_ids, positions, read_at, attend, overrides, cut)
+        return lambda: self._run(token_ids, positions, read_at, attend, overrides, adapted, cut)
 
     def _run(
         self,
@@ -97,6 +97,7 @@ class TinyModel:
         read_at: Tensor,
         attend: Attend,
         overrides: Overrides | None,
+        adapted: Sequence[Adapted],
         cut: int | None,
     ) -> Tensor:
         embeds = self.tokens[token_ids]
@@ -104,11 +105,13 @@ class TinyModel:
             embeds[overrides.at] = overrides.embeds.to(embeds.dtype)
         hidden = 8 * (embeds + self.positions[positions % POSITIONS])
         for layer in range(LAYERS):
-            key, value = hidden @ self.key[layer], hidden @ self.value[layer]
+            own = _adapt(hidden, adapted, shortened=False)
+            key, value = own @ self.key[layer], own @ self.value[layer]
             if layer == cut:
                 hidden = hidden[read_at]
+                own = _adapt(hidden, adapted, shortened=True)
             inputs = LayerInputs(
-                (hidden @ self.query[layer]).view(-1, HEADS, HEAD_DIM),
+                (own @ self.query[layer]).view(-1, HEADS, HEAD_DIM),
                 key.view(-1, KV_HEADS, HEAD_DIM),
                 value.view(-1, KV_HEADS, VALUE_DIM),
                 SCALE,
@@ -146,3 +149,12 @@ class TinyModel:
         drawn, (top, ids) = tokens[:, None], log_probs.topk(num_top)
         best = Best(log_probs.gather(1, drawn), drawn.float(), top, ids.float())
         return torch.cat(of_listed), best
+
+
+def _adapt(hidden: Tensor, adapted: Sequence[Adapted], *, shortened: bool) -> Tensor:
+    """What layers read: each adapter multiplies it by a factor of its own."""
+    if not adapted:
+        return hidden
+    lens = [part.reads if shortened else part.tokens for part in adapted]
+    factors = torch.tensor([1 - sum(part.adapter.encode()) % 7 / 14 for part in adapted])
+    return hidden * factors.repeat_interleave(torch.tensor(lens))[:, None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -72,6 +73,11 @@ class MemoryTransaction:
         self.outcome = outcome
 
 
+def _key(prefix: Int32Array, adapter: str) -> tuple[int, ...]:
+    """A prefix by which K/V are kept: tokens of each adapter are others."""
+    return tuple((prefix.astype(np.int64) + 1000 * sum(adapter.encode())).tolist())
+
+
 class MemoryCache:
     """Keeps K/V of whole prefixes; every beginning of one can be matched.
 
@@ -119,7 +125,7 @@ class MemoryCache:
         self.adapters.append(adapter)
         self.keep_asked.append(keep)
         assert len(prefix), "there is nothing to match"
-        return self._begin(tuple(prefix.tolist()), private=False)
+        return self._begin(_key(prefix, adapter), private=False)
 
     def begin_private(self, num_tokens: int) -> MemoryTransaction:
         return self._begin((-1,) * num_tokens, private=True)
@@ -128,7 +134,7 @@ class MemoryCache:
         self._looks += 1
         if self._looks in self._failing_looks:
             raise MemoryError("no room")
-        return self.match(tuple(prefix.tolist()))[1]
+        return self.match(_key(prefix, adapter))[1]
 
     def take(self, num_tokens: int) -> Tensor | None:
         if num_tokens > len(self.free):

@@ -31,8 +31,14 @@ def _queue(*jobs: Job) -> JobQueue:
     return queue
 
 
-def _policy(budget: ForwardBudget, launch: int, graphs: GraphCost = NO_GRAPHS) -> SchedulingPolicy:
-    return SchedulingPolicy(budget, Order.FCFS, 1, launch, QueueLoad(), graphs=graphs)
+def _policy(
+    budget: ForwardBudget, launch: int, graphs: GraphCost = NO_GRAPHS, adapters: int = 1
+) -> SchedulingPolicy:
+    return SchedulingPolicy(
+        *(budget, Order.FCFS, 1, launch, QueueLoad()),
+        graphs=graphs,
+        adapters_fit=lambda names: len(names) <= adapters,
+    )
 
 
 def _chosen(
@@ -41,9 +47,11 @@ def _chosen(
     launch: int = ALWAYS,
     join: int = 100,
     graphs: GraphCost = NO_GRAPHS,
+    adapters: int = 1,
 ) -> list[int]:
     """Indices of the chosen jobs among the given ones."""
-    chosen = choose_jobs(_queue(*jobs), _policy(ForwardBudget(budget), launch, graphs), join)
+    policy = _policy(ForwardBudget(budget), launch, graphs, adapters)
+    chosen = choose_jobs(_queue(*jobs), policy, join)
     return [jobs.index(job) for job in chosen]
 
 
@@ -58,27 +66,30 @@ def _jobs(*lengths: int) -> list[Job]:
     st.lists(st.sampled_from(["", "", "a", "b"]), min_size=8, max_size=8),
     st.sampled_from([0, 2, 30, ALWAYS]),
     st.integers(0, 14),
+    st.integers(1, 3),
 )
-def test_the_choice_is_the_front_of_the_queue_with_one_adapter_and_fits(
+def test_the_choice_is_the_front_of_the_queue_whose_adapters_fit(
     requests: list[PlainRequest],
     prefixes: list[list[int]],
     adapters: list[str],
     launch: int,
     join: int,
+    most_adapters: int,
 ) -> None:
     jobs = [
         job_of(replace(one, prefix=prefix, adapter=adapter), budget=9)
         for one, prefix, adapter in zip(requests, prefixes, adapters, strict=False)
     ]
     queue = _queue(*jobs)
-    chosen = choose_jobs(queue, _policy(BUDGET, launch), join)
-    alike = [job for job in jobs if job.piece.adapter == jobs[0].piece.adapter]
-    assert chosen == alike[: len(chosen)]
+    chosen = choose_jobs(queue, _policy(BUDGET, launch, adapters=most_adapters), join)
+    present = [*dict.fromkeys(job.piece.adapter for job in jobs)][:most_adapters]
+    fitting = [job for job in jobs if job.piece.adapter in present]
+    assert chosen == fitting[: len(chosen)]
     assert bool(chosen) == bool(jobs)
     if len(chosen) > 1:
         plan = plan_forward([job.piece for job in chosen])
         assert plan.num_tokens <= join
-        assert plan.adapter == chosen[0].piece.adapter
+        assert {*plan.adapters} == {job.piece.adapter for job in chosen}
         assert BUDGET.fits(plan.num_tokens, plan.num_rows)
     if launch == 0:
         assert len(chosen) <= 1
@@ -139,6 +150,15 @@ def test_jobs_with_another_adapter_are_passed_over() -> None:
     # A job that is passed over also waits for later jobs that join the forward.
     assert _chosen(*_with_adapters("", "", "a", "a"), launch=3) == [0, 1]
     assert _chosen(*_with_adapters("", "a", "", "a"), launch=3) == [0]
+
+
+def test_a_forward_has_the_adapters_for_which_there_is_room() -> None:
+    jobs = _with_adapters("a", "b", "", "a", "c", "b")
+    assert _chosen(*jobs, adapters=2) == [0, 1, 3, 5]
+    assert _chosen(*jobs, adapters=3) == [0, 1, 2, 3, 5]
+    assert _chosen(*jobs, adapters=4) == [0, 1, 2, 3, 4, 5]
+    # One that is passed over lets those behind it in, but not where a fitting one has no room.
+    assert _chosen(*jobs, adapters=2, budget=8) == [0, 1]
 
 
 def test_a_divided_job_of_another_adapter_has_its_turn_when_it_is_first() -> None:

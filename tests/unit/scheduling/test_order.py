@@ -58,6 +58,7 @@ class Watched:
 
     ageing: int
     launch_tokens: int
+    most_adapters: int = 1
     longest_queue: int = 0
     largest_forward: int = 0
     adapters: set[str] = field(default_factory=set)
@@ -71,6 +72,7 @@ class Watched:
             self.ageing,
             self.launch_tokens,
             QueueLoad(tokens=10**9, rows=10**9, bytes=10**9),
+            adapters_fit=lambda names: len(names) <= self.most_adapters,
         )
         self.runtime = PackedRuntime(IdleExecutor(self._on_launch), self._on_answer, policy)
         self._last_forward = 0
@@ -115,12 +117,13 @@ REQUESTS = st.builds(
 @given(
     st.integers(1, 4),
     st.sampled_from([0, 4, 10**6]),
+    st.integers(1, 3),
     st.lists(st.lists(REQUESTS, max_size=5), max_size=20),
 )
 def test_no_job_waits_longer_than_the_bound(
-    ageing: int, launch_tokens: int, arrivals: list[list[PlainRequest]]
+    ageing: int, launch_tokens: int, most_adapters: int, arrivals: list[list[PlainRequest]]
 ) -> None:
-    watched = Watched(ageing, launch_tokens)
+    watched = Watched(ageing, launch_tokens, most_adapters)
     watched.run(arrivals)
     assert len(watched.waits) == sum(map(len, arrivals))
     for tokens, waited in watched.waits:

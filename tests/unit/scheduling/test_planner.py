@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import numpy as np
 from hypothesis import given
@@ -18,11 +18,11 @@ from tests.unit.wire.strategies import PlainRequest, asking, plain_requests
 
 @st.composite
 def piece_lists(draw: st.DrawFn) -> list[Piece]:
-    """Pieces of a few requests with one adapter, whose prefixes are often equal."""
+    """Pieces of a few requests, whose prefixes and adapters are often equal."""
     pieces = []
-    adapter = draw(st.sampled_from(["", "adapter"]))
     for request in draw(st.lists(plain_requests(), min_size=1, max_size=6)):
         prefix = draw(st.sampled_from([[], [1, 2], [1, 2, 3], request.prefix]))
+        adapter = draw(st.sampled_from(["", "", "a", "b"]))
         packed = replace(request, prefix=prefix, adapter=adapter).pack()
         rows = asking(packed, normalised=draw(st.booleans()))
         budget = ForwardBudget(draw(st.integers(5, 60)))
@@ -98,6 +98,16 @@ def test_pieces_keep_their_prefixes_in_their_groups(pieces: list[Piece]) -> None
         span = plan.layout.groups[share.group]
         assert (span.held, span.fresh) == (piece.span.held, piece.span.fresh)
     assert plan.num_rows == plan.layout.num_rows == sum(piece.span.num_rows for piece in pieces)
+
+
+@given(piece_lists())
+def test_groups_of_one_adapter_are_neighbours(pieces: list[Piece]) -> None:
+    plan = plan_forward(pieces)
+    assert len(plan.adapters) == len(plan.layout.groups)
+    for piece, share in zip(pieces, plan.shares, strict=True):
+        assert plan.adapters[share.group] == piece.adapter
+    blocks = [adapter for adapter, _ in groupby(plan.adapters)]
+    assert len(blocks) == len({*blocks})
 
 
 @given(piece_lists())

@@ -46,11 +46,13 @@ def test_equal_prefixes_share_a_transaction() -> None:
 
 def test_each_adapter_has_its_own_prefixes() -> None:
     cache = MemoryCache()
-    prefixed = PrefixedForward([job_of(replace(request(LONG), adapter="a"))], cache)
-    assert (prefixed.plan.adapter, cache.adapters) == ("a", ["a"])
-    with pytest.raises(ValueError, match="unpack"):
-        PrefixedForward([job_of(replace(request(LONG), adapter=each)) for each in "ab"], cache)
-    assert cache.outcomes == ["", "rollback", "rollback"]
+    for _ in range(2):
+        jobs = [job_of(replace(request(LONG), adapter=each)) for each in ("b", "a", "b")]
+        prefixed = PrefixedForward(jobs, cache)
+        assert prefixed.plan.adapters == ("a", "b")
+        prefixed.commit()
+    assert [each.cached for each in cache.begun] == [0, 0, len(LONG), len(LONG)]
+    assert cache.adapters == ["b", "a"] * 2
 
 
 def test_what_is_cached_is_held_and_the_rest_stored() -> None:

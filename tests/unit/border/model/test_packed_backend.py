@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sglang_prefill_ext.attention.inputs import LayerInputs
-from sglang_prefill_ext.border.model.packed_backend import Adapters, PackedAttentionBackend
+from sglang_prefill_ext.border.model.packed_backend import PackedAttentionBackend
 from sglang_prefill_ext.errors import PackedForwardError
 
 STOCK = SimpleNamespace(token_to_kv_pool=None, req_to_token_pool=None)
@@ -30,20 +30,20 @@ TOKENS = torch.arange(10.0).view(5, 2)
 def test_only_read_positions_leave_the_last_layer_and_its_adapters_know(
     layer_id: int, read_at: list[int] | None, left: list[int] | None
 ) -> None:
-    told: list[int] = []
+    told: list[bool] = []
     written: list[Any] = []
     batch = SimpleNamespace(
         read_at=None if read_at is None else torch.tensor(read_at),
         residual_stream=SimpleNamespace(residual=TOKENS, write=written.append),
         attend=lambda layer, inputs: inputs.q,
-        adapt=told.append,
+        adapt=lambda *, shortened: told.append(shortened),
         latents=None,
     )
     layer: Any = SimpleNamespace(layer_id=layer_id, **LAYER)
     backend = PackedAttentionBackend(STOCK, last_layer=3)
     out = backend.forward_extend(TOKENS, TOKENS, TOKENS, layer, batch)
     assert out.tolist() == (TOKENS if left is None else TOKENS[left]).tolist()
-    assert told == ([] if left is None else [len(left)])
+    assert told == ([] if left is None else [True])
     assert [each.tolist() for each in written] == [out.tolist() for _ in told]
 
 
@@ -97,11 +97,3 @@ def test_what_packed_attention_does_not_know_is_an_error() -> None:
     backend, batch = PackedAttentionBackend(STOCK, last_layer=3), SimpleNamespace(read_at=None)
     with pytest.raises(PackedForwardError, match="knows no k_rope, which layer 0"):
         backend.forward_extend(TOKENS, TOKENS, TOKENS, layer, batch, k_rope=TOKENS)
-
-
-@pytest.mark.parametrize(
-    "manager", [SimpleNamespace(loras={"a": object()}), None], ids=["lora", "no_lora"]
-)
-def test_an_adapter_that_is_not_there_is_named(manager: Any) -> None:
-    with pytest.raises(PackedForwardError, match=r"adapter: 'b' is not loaded; send its name"):
-        Adapters(manager).load("b")
