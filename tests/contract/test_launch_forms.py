@@ -61,9 +61,10 @@ class Projections(TinyModel):
         read_at: Tensor,
         attend: Attend,
         overrides: object,
+        adapted: object,
         cut: int | None,
     ) -> Tensor:
-        del positions, overrides
+        del positions, overrides, adapted
         for layer, variant in zip(range(LAYERS), VARIANTS, strict=True):
             projected = torch.zeros(len(token_ids), 9 * 64, dtype=self.dtype)
             q, k, v = projected.split([7 * 64, 64, 64], dim=1)
