@@ -100,6 +100,14 @@ def test_some_calls_are_encoded_both_ways() -> None:
     assert len(plain.asked) == 2
 
 
+def test_calls_with_and_without_a_splice_are_checked_however_they_alternate() -> None:
+    encoder, plain, _ = made()
+    for _ in range(2 * SAMPLED):
+        encoder.encode(["one"])
+        encoder.encode_joined("a b c", ITEMS, item_first=False)
+    assert sorted(map(len, plain.asked)) == [1, 1, len(ITEMS), len(ITEMS)]
+
+
 def test_an_encoder_that_differs_is_not_used_any_more(caplog: pytest.LogCaptureFixture) -> None:
     encoder, plain, metrics = made()
     plain.more = [7]
