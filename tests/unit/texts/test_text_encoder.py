@@ -175,6 +175,28 @@ def test_an_encoder_that_differed_while_libraries_were_judged_stays_given_up(
     assert found.encoder is None
 
 
+def test_nothing_is_spliced_by_an_encoder_that_differed_while_the_splice_was_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def checked(*_: object) -> str:
+        begun.set()
+        assert go.wait(60)
+        return ""
+
+    monkeypatch.setattr(ways, "splice_difference", checked)
+    plain = Plain(json_of("llama3"))
+    encoder = TextEncoder(plain, json_of("llama3"), PLAIN, FrontendMetrics())
+    assert begun.wait(60)
+    plain.more = [7]
+    assert encoder.encode(["one"])[0][-1] == 7
+    go.set()
+    assert encoder.wait_until_ready(60)
+    assert encoder.encode(["one"])[0][-1] == 7
+    assert (encoder.status()["encoder"], encoder.status()["splice"]) == ("plain", False)
+
+
 @pytest.mark.parametrize("item_first", [False, True])
 def test_a_sample_repeats_the_shared_text_a_few_times(item_first: bool) -> None:
     encoder, plain, _ = made()
