@@ -289,10 +289,13 @@ def changed(kind: str, **parts: object) -> str:
         ),
     ],
 )
-def test_without_a_faithful_copy_all_is_plain(source: str, status: dict[str, str]) -> None:
+def test_without_a_faithful_copy_all_is_plain(
+    source: str, status: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
     encoder, plain, _ = made(source=source)
     assert status.items() <= encoder.status().items()
     assert (encoder.status()["encoder"], encoder.status()["splice"]) == ("plain", False)
+    assert "failed" not in caplog.text
     for continued in (False, True):
         assert encoder.encode(["one"], continued=continued) == plain(["one"], continued=continued)
 
