@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.process.user_cache import cache_directory
 from sglang_prefill_ext.texts.comparison import same
@@ -113,6 +114,8 @@ class TextEncoder:
         if encoder is not None and splice is not None:
             try:
                 spliced = splice.encode(encoder, shared, items, item_first=item_first)
+            except RequestError:
+                raise
             except BaseException:  # as in `_encoded`
                 self._metrics.count("encoding_failures")
         if spliced is not None and (few := _checked(self._spliced_calls, shared, items)):

@@ -256,14 +256,14 @@ def test_a_long_text_without_a_cut_is_not_repeated_for_ever(
     monkeypatch: pytest.MonkeyPatch, query: str, item_first: bool, repeated: bool
 ) -> None:
     monkeypatch.setattr(checks, "MOST_REPEATED_CHARACTERS", 20_000)
-    encoder, plain, _ = made()
+    encoder, plain, metrics = made()
     items = [str(number) for number in range(30)]
     if not repeated:
         assert len(encoder.encode_joined(query, items, item_first=item_first)[0])
         return
     with pytest.raises(RequestError, match="would be repeated for 30 items"):
         encoder.encode_joined(query, items, item_first=item_first)
-    assert plain.asked == []
+    assert (plain.asked, metrics.totals["encoding_failures"]) == ([], 0)
 
 
 def test_splicing_can_be_turned_off() -> None:
