@@ -29,7 +29,6 @@ class IdleWatch:
         """
         if busy or collections != self._seen or self._quiet_since_s is None:
             self._seen, self._quiet_since_s = collections, now_s
-            return False
         quiet_s = now_s - self._quiet_since_s
         return 0 < self._idle_s <= quiet_s and collections != self._settled
 

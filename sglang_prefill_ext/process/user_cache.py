@@ -7,6 +7,9 @@ from pathlib import Path
 
 
 def cache_directory(kind: str) -> Path:
-    """A directory below ``$XDG_CACHE_HOME``, or ``~/.cache``; it need not exist."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    """A directory below ``$XDG_CACHE_HOME``, or ``~/.cache``; it need not exist.
+
+    A user without a home has it in the current directory, as Hugging Face's.
+    """
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(base) / "sglang-prefill-ext" / kind

@@ -42,7 +42,7 @@ def processor() -> str:
     except OSError:
         lines = []
     known = sorted({line for line in lines if line.startswith(names)})
-    return "\n".join([platform.machine(), platform.processor(), *known])
+    return "\n".join([platform.machine(), *known])
 
 
 def remembered(directory: Path, key: str, compare: Callable[[], Comparison]) -> Comparison:

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from tempfile import TemporaryFile
 
 import msgspec
 
@@ -59,7 +58,8 @@ def compare_in_child(library: TokenizerChoice, json: str, count: int) -> Compari
         SystemExit: this process is about to end.
     """
     command = tethered(module_command(__name__, library, str(count)))
-    with TemporaryFile() as question:  # writing to a pipe would block if the child did not read
+    # Writing to a pipe would block if the child did not read; a disk may be full or read-only.
+    with open(os.memfd_create("tokenizer"), "w+b") as question:
         question.write(json.encode())
         question.seek(0)
         try:

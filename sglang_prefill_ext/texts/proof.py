@@ -93,20 +93,12 @@ def boundaries_of(config: Config) -> Boundaries:
     """Return where texts may be cut for a tokenizer that is not `unproven`."""
     kind = (config.get("pre_tokenizer") or {}).get("type", "")
     marks = "" if kind == "Metaspace" else _WHITESPACE_SPLITTERS.get(kind, MARKS)
-    greedy = (token for token in config.get("added_tokens", ()) if token["rstrip"])
-    ends = frozenset(_looked_for(token, _normalizer_of(config))[-1:] for token in greedy)
-    return Boundaries(marks, ends)
+    greedy = (token["content"] for token in config.get("added_tokens", ()) if token["rstrip"])
+    return Boundaries(marks, frozenset(content[-1:] for content in greedy))
 
 
 def _normalizer_of(config: Config) -> str | None:
     return (config.get("normalizer") or {}).get("type")
-
-
-def _looked_for(token: Config, normalizer: str | None) -> str:
-    """The text by which an added token is found, unless BERT's normaliser changes it."""
-    content: str = token["content"]
-    is_composed = token["normalized"] and normalizer == "NFC"
-    return unicodedata.normalize("NFC", content) if is_composed else content
 
 
 def alternatives(pattern: str) -> list[str]:
@@ -186,9 +178,12 @@ def _doubt_of_added_tokens(config: Config) -> str:
 def _doubts_of_token(
     token: Config, boundaries: Boundaries, normalizer: str | None
 ) -> Iterator[str]:
-    if boundaries.inside(_looked_for(token, normalizer)):
+    is_normal = normalizer is not None and token["normalized"]
+    content = token["content"]
+    if boundaries.inside(unicodedata.normalize("NFC", content) if is_normal else content):
         yield "it contains a boundary"
     if token["single_word"]:
         yield "it depends on its neighbours"
-    if token["normalized"] and normalizer == "BertNormalizer":
+    # Other characters than its own may become the last one, after which no text may be cut.
+    if is_normal and (normalizer == "BertNormalizer" or token["rstrip"]):
         yield "it is looked for in normalised text"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.process.user_cache import cache_directory
 from sglang_prefill_ext.texts.comparison import same
@@ -21,7 +22,7 @@ from sglang_prefill_ext.wire.checks import check_repeated
 
 SAMPLED = 128
 """One call of this many, beginning with the first, is checked: its first texts are encoded the
-plain way, too."""
+plain way, too. Spliced calls are counted apart."""
 
 _SAMPLED_CHARACTERS = 1 << 16
 """Characters that a check encodes, at least one prompt.
@@ -60,7 +61,7 @@ class TextEncoder:
     ) -> None:
         self._plain = plain
         self._metrics = metrics
-        self._calls = count()
+        self._whole_calls, self._spliced_calls = count(), count()
         self._ways = Ways(plain, json, metrics, copy)
         args = (config, directory or cache_directory("tokenizers"))
         # No daemon: a thread that is killed inside of a library may crash the process.
@@ -113,9 +114,11 @@ class TextEncoder:
         if encoder is not None and splice is not None:
             try:
                 spliced = splice.encode(encoder, shared, items, item_first=item_first)
+            except RequestError:
+                raise
             except BaseException:  # as in `_encoded`
                 self._metrics.count("encoding_failures")
-        if spliced is not None and (few := self._sampled(shared, items)):
+        if spliced is not None and (few := _checked(self._spliced_calls, shared, items)):
             expected = flat(self._plain(_whole(shared, items[:few], item_first)))
             if not same(spliced.whole(item_first=item_first, few=few), expected):
                 self._ways.distrust_splice()
@@ -154,18 +157,23 @@ class TextEncoder:
             self._metrics.count("encoding_failures")
             return None
         ids = (rows if continued else self._ways.frame.around(rows)).tolist()
-        few = self._sampled("", single)
+        few = _checked(self._whole_calls, "", single)
         if few and self._plain(single[:few], continued=continued) != ids[:few]:
             self._ways.distrust_encoder(encoder)
             return None
         return ids
 
-    def _sampled(self, shared: str, items: Sequence[str]) -> int:
-        """How many of the whole prompts of a call are checked; 0 unless it is one of `SAMPLED`."""
-        longest = len(shared) + max(map(len, items), default=0)
-        if longest > _LONGEST_CHECKED or next(self._calls) % SAMPLED:
-            return 0
-        return max(1, _SAMPLED_CHARACTERS // max(1, longest))
+
+def _checked(calls: Iterator[int], shared: str, items: Sequence[str]) -> int:
+    """How many of the whole prompts of a call are checked; 0 unless it is one of `SAMPLED`.
+
+    Args:
+        calls: numbers of the calls that may be checked.
+    """
+    longest = len(shared) + max(map(len, items), default=0)
+    if longest > _LONGEST_CHECKED or next(calls) % SAMPLED:
+        return 0
+    return max(1, _SAMPLED_CHARACTERS // max(1, longest))
 
 
 def _whole(shared: str, items: Sequence[str], item_first: bool) -> list[str]:

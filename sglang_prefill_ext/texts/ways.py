@@ -67,10 +67,11 @@ class Ways:
         try:
             settings = json_format.loads(self._json)
             added = [token["content"] for token in settings.get("added_tokens", ())]
-            self.encoder = copy = self._faithful_copy(settings, added)
+            copy = self._faithful_copy(settings, added)
             if copy is None:
                 return
             self.splice = self._checked_splice(settings, config, copy, added)
+            self.encoder = copy  # only now, so that whoever distrusts it ends the splice, too
             self.choice = Choice(config.tokenizer, self._json, copy, directory)
             with self._choosing:
                 if self.encoder is copy:  # otherwise it was found to differ in the meantime

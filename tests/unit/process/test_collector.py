@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -72,6 +73,18 @@ def test_collecting_leaves_alone_what_is_frozen(collector: Collector) -> None:
     assert later.collections[2] == report.collections[2] + 1
 
 
+def test_freezing_anew_frees_what_was_frozen(collector: Collector) -> None:
+    for thresholds in ((5000, 20, 30), (6000, 20, 30)):
+        ring = Ring()
+        collector.perform(GcAction.FREEZE, "1")
+        frozen = weakref.ref(ring)
+        del ring
+        collector.freeze_anew(thresholds)
+        assert frozen() is None
+        assert gc.get_threshold() == thresholds
+        assert gc.get_freeze_count() > 1000
+
+
 def test_statistics_change_nothing(collector: Collector) -> None:
     Ring()
     before = gc.get_stats()
@@ -104,6 +117,7 @@ def test_a_process_settles_if_idle_grown_and_frozen_before(
     after = collector.perform(GcAction.SETTLE, "2", busy=busy)
     assert (after.frozen >= before.frozen + len(added)) == freezes
     assert (after.collections != before.collections) == freezes
+    assert freezes or after.collected == 0
 
 
 @pytest.mark.parametrize("action", OFFERED)

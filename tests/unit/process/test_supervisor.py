@@ -147,3 +147,30 @@ async def test_a_process_that_cannot_be_started_now_is_started_later(
     assert alive(supervisor.pids[0])
     stop.set()
     await running
+
+
+SUPERVISING = """
+import asyncio, sys
+from sglang_prefill_ext.process.supervisor import supervise
+asyncio.run(supervise(sys.argv[1:], 1, grace_s=10, said=b"hello"))
+"""
+POLITE = """
+import os, signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(f"{heard} and went"))
+heard = sys.stdin.readline().strip()
+print("ready", flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_ends_the_processes_and_then_their_supervisor(number: int) -> None:
+    pipe = asyncio.subprocess.PIPE
+    supervisor = await asyncio.create_subprocess_exec(
+        *command(SUPERVISING, *command(POLITE)), stdout=pipe, stderr=pipe
+    )
+    assert supervisor.stdout is not None
+    assert await supervisor.stdout.readline() == b"ready\n"
+    supervisor.send_signal(number)
+    _, told = await supervisor.communicate()
+    assert (supervisor.returncode, told) == (0, b"hello and went\n")

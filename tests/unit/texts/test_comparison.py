@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -94,6 +95,22 @@ def test_texts_are_the_same_everywhere_and_all_different() -> None:
         "".join(sample_texts.UNREADABLE).encode()
 
 
+def test_rows_of_the_same_ids_differ_by_where_they_end() -> None:
+    rows = flat([[1, 2], [3]])
+    assert gate.same(rows, flat([[1, 2], [3]]))
+    assert not gate.same(rows, flat([[1], [2, 3]]))
+    assert not gate.same(rows, flat([[1, 2], [4]]))
+
+
+class Slow(Bytes):
+    """Takes a millisecond for a call."""
+
+    def rows(self, texts: Sequence[str]) -> FlatRows:
+        time.sleep(1e-3)
+        return super().rows(texts)
+
+
 def test_speed_is_measured_on_ordinary_requests() -> None:
     assert 0 < gate.us_per_text(Bytes()) < 1e5
+    assert gate.us_per_text(Slow()) >= 1e3 / 50
     assert Bytes().rows(["a"]).tolist() == [[97]]

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -68,6 +69,11 @@ def test_a_child_gives_the_same_verdict() -> None:
         found, wanted = compare_in_child(*args), compare_here(*args)
         assert (found.difference, found.texts) == (wanted.difference, wanted.texts) == ("", 2_000)
     assert compare_in_child(FASTOKENS, "{}", 10).difference.startswith("not loaded")
+
+
+def test_a_child_is_asked_without_a_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+    assert compare_in_child(FASTOKENS, json_of("gpt2"), 10).texts == 10
 
 
 @pytest.mark.usefixtures("leaves_none")

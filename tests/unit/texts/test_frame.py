@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, models, processors
 
-from sglang_prefill_ext.texts.frame import frame_of
+from sglang_prefill_ext.texts.frame import frame_of, with_ids
 from sglang_prefill_ext.texts.libraries import flat
+from sglang_prefill_ext.wire.arrays import int_array
 from tests.unit.texts.made import settings
 
 _TEMPLATE = processors.TemplateProcessing("a $A b a", "$A $B", [("a", 1), ("b", 2)])
@@ -36,6 +38,13 @@ def test_special_tokens_stand_around_every_row(processor: Any, rows: list[list[i
     frame = frame_of(post_processor(processor))
     assert frame is not None
     assert frame.around(flat([[7, 8], [], [9]])).tolist() == rows
+
+
+def test_ids_stand_around_rows_of_any_length() -> None:
+    rows = [[7], [8, 9], [], [4, 5, 6]]
+    for before, after in product(([], [1], [2, 3]), repeat=2):
+        found = with_ids(flat(rows), int_array(before), int_array(after))
+        assert found.tolist() == [[*before, *row, *after] for row in rows]
 
 
 def test_without_a_post_processor_nothing_is_added() -> None:

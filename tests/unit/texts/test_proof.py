@@ -109,6 +109,14 @@ def test_unicode_normalisation_joins_a_boundary_with_nothing(mark: str) -> None:
             ),
             "added token 'word': it is looked for in normalised text",
         ),
+        (
+            of(
+                pre_tokenizers.Whitespace(),
+                normalizer=normalizers.NFC(),
+                added=[AddedToken("café", rstrip=True)],
+            ),
+            "added token 'café': it is looked for in normalised text",
+        ),
     ],
 )
 def test_a_component_without_a_proof_is_named(config: dict[str, Any], doubt: str) -> None:
@@ -126,9 +134,6 @@ def test_boundaries_are_the_tokenizers_own() -> None:
     assert proof.boundaries_of(of(pre_tokenizers.WhitespaceSplit())).marks == ""
     greedy = of(pre_tokenizers.Whitespace(), added=[AddedToken("<end>", rstrip=True)])
     assert proof.boundaries_of(greedy) == Boundaries(MARKS, frozenset(">"))
-    composed = AddedToken(MARK, rstrip=True)
-    greedy = of(pre_tokenizers.Whitespace(), normalizer=normalizers.NFC(), added=[composed])
-    assert proof.boundaries_of(greedy) == Boundaries(MARKS, frozenset(";"))
 
 
 def test_an_added_token_is_found_by_its_normal_form() -> None:
@@ -136,6 +141,13 @@ def test_an_added_token_is_found_by_its_normal_form() -> None:
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.add_tokens(["it" + MARK])
     assert tokenizer.encode("bit;").tokens == ["it;"]
+
+
+def test_an_added_token_takes_the_spaces_after_a_text_that_becomes_its_own() -> None:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.add_tokens([AddedToken("café", rstrip=True)])
+    assert tokenizer.encode("cafe\u0301 ").offsets == [(0, len("cafe\u0301 "))]
 
 
 def test_patterns_fall_into_their_alternatives() -> None:
