@@ -38,6 +38,7 @@ CPU_PATCHES: tuple[Patch, ...] = (
         target="sglang.kernels.ops.activation.softcap.softcap_inplace_logits",
         hook=f"{_HOOKS}.cpu_platform:capped_on_host",
         why="A model with a soft cap of its logits would answer nothing.",
+        relies_on="full_logits final_logit_softcapping",
         diffs=("0024-soft-cap-of-logits-on-the-cpu.patch",),
     ),
     _around(
