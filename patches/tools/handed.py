@@ -93,6 +93,7 @@ with pooling or heads, and parts of encoders."""
 _SCHEDULER = _sglang("""
     srt.configs.model_config.ModelConfig
     srt.layers.layer_boundary.residual.stream.ResidualStream
+    srt.layers.logits_processor.LogitsProcessor
     srt.layers.pooler.EmbeddingPoolerOutput
     srt.layers.pooler.score_and_pool
     srt.layers.sampler.Sampler

@@ -52,7 +52,10 @@ class PackedExpireReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
 
 
 class PackedAbortReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
-    """Scheduler to every tokenizer worker: SGLang was asked to abort the request `rid`."""
+    """Scheduler to every tokenizer worker: SGLang was asked to abort requests by their names.
+
+    It aborts those whose names begin with `rid`.
+    """
 
 
 class PackedStatusReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]

@@ -35,10 +35,10 @@ CPU_PATCHES: tuple[Patch, ...] = (
     ),
     _around(
         id="P54",
-        target=f"{_SRT}.layers.logits_processor.LogitsProcessor._get_logits",
+        target="sglang.kernels.ops.activation.softcap.softcap_inplace_logits",
         hook=f"{_HOOKS}.cpu_platform:capped_on_host",
         why="A model with a soft cap of its logits would answer nothing.",
-        relies_on="self.final_logit_softcapping",
+        relies_on="full_logits final_logit_softcapping",
         diffs=("0024-soft-cap-of-logits-on-the-cpu.patch",),
     ),
     _around(

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from sglang.srt import platforms
 from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.interface import PlatformEnum, SRTPlatform
@@ -48,19 +47,9 @@ class CpuReferencePlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]
         return ProfilerActivity.CPU
 
 
-def capped_on_host(
-    original: Callable[..., Tensor], processor: Any, hidden: Tensor, *args: Any, **kwargs: Any
-) -> Tensor:
-    """AROUND `LogitsProcessor._get_logits`: the cap of Gemma 2 by torch instead of Triton."""
-    cap: float | None = processor.final_logit_softcapping
-    if not cap:
-        return original(processor, hidden, *args, **kwargs)
-    processor.final_logit_softcapping = None
-    try:
-        logits = original(processor, hidden, *args, **kwargs)
-    finally:
-        processor.final_logit_softcapping = cap
-    return cap * torch.tanh(logits / cap)
+def capped_on_host(_original: Callable[..., None], logits: Tensor, cap: float) -> None:
+    """AROUND `softcap_inplace_logits`: the cap of Gemma 2 by torch instead of Triton."""
+    logits.div_(cap).tanh_().mul_(cap)
 
 
 class _Pageable(TorchFunctionMode):

@@ -40,22 +40,12 @@ class AlignmentHook:
     def __init__(self) -> None:
         self.reason = "no experts"
         self._policy = MoePolicy.STOCK
-        self._forced: int | None = None
         self._chosen: Counter[int] = Counter()
 
     def serve(self, policy: MoePolicy) -> None:
         """Choose alignments from now on."""
         self._policy, self.reason = policy, ""
         self._chosen.clear()
-
-    @contextmanager
-    def forcing(self, alignment: int) -> Iterator[None]:
-        """Make every call within the context take this alignment."""
-        self._forced = alignment
-        try:
-            yield
-        finally:
-            self._forced = None
 
     def alignment(self, rows: int, experts: int, stock: int) -> int:
         """Return the alignment for a product.
@@ -64,11 +54,7 @@ class AlignmentHook:
             stock: SGLang's own choice. It stays if it is not `LARGE`: other devices have kernels of
                 other sizes, among which SGLang chooses by the number of rows.
         """
-        if stock != LARGE:
-            return stock
-        if self._forced is not None:
-            return self._forced
-        if self.reason:
+        if stock != LARGE or self.reason:
             return stock
         chosen = alignment_for(self._policy, rows, experts)
         self._chosen[chosen] += 1
@@ -157,7 +143,7 @@ def _compact_layout() -> Iterator[None]:
 def _output(layer: Any, alignment: int, device: torch.device) -> Tensor:
     """The output of a layer if all hidden states are 1."""
     tokens = -(-layer.num_local_experts * _ROWS // (layer.top_k or 1))
-    with ALIGNMENTS.forcing(alignment):
+    with deep_gemm_wrapper.contiguous_layout_alignment_scope(alignment):
         made: Any = expert_work(layer, tokens, device)()
     output: Tensor = made.hidden_states
     return output.float()

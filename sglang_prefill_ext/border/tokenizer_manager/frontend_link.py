@@ -145,9 +145,9 @@ class TokenizerManagerLink:
         self._statuses.deliver(message.rid, json.loads(message.payload))
 
     def deliver_abort(self, message: PackedAbortReq) -> None:
-        state = self._manager.rid_to_state.get(message.rid)
-        if state is not None:
-            state.abort_sent = True  # as if this worker had been asked; its call looks at it
+        for rid, state in self._manager.rid_to_state.items():
+            if rid.startswith(message.rid):  # as SGLang's scheduler finds its own requests
+                state.abort_sent = True  # as if this worker had been asked; its call looks at it
 
 
 def embedding_kind(manager: Any) -> EmbeddingKind:

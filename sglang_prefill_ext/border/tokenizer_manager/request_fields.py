@@ -82,10 +82,16 @@ def is_decision(request: Any, sampling: Any) -> bool:
     return bool(sampling.max_new_tokens == 1)
 
 
-def ineligible_token_reason(request: Any) -> StockReason | None:
-    """Return why such a request goes down the stock path, or None if it can be packed."""
+def ineligible_token_reason(request: Any, *, has_adapters: bool) -> StockReason | None:
+    """Return why such a request goes down the stock path, or None if it can be packed.
+
+    Args:
+        has_adapters: the server has LoRA adapters. Without them, SGLang ignores an adapter's id.
+    """
     if found := unpacked_reason(request, _UNPACKED_OF_TOKENS):
         return found
+    if request.lora_id and not has_adapters:
+        return StockReason.UNUSUAL_INPUT
     sampling = request.sampling_params
     for asked, fields in ((request, _UNPACKED_SWITCHES), (sampling, _UNPACKED_SAMPLING)):
         for name, reason in fields.items():

@@ -77,7 +77,7 @@ def _takes_over(manager: Any, tokenized_obj: Any) -> bool:
 def _call_of(manager: Any, frontend: TokenFrontend, request: Any) -> TokenCall:
     """Raises: StockPathTaken: the request is not eligible, or see `TokenFrontend.call_of`."""
     frontend.path.require_taken()
-    if reason := ineligible_token_reason(request):
+    if reason := ineligible_token_reason(request, has_adapters=manager.enable_lora):
         raise StockPathTaken(reason)
     return frontend.call_of(request, stop_tokens(manager, request.sampling_params))
 

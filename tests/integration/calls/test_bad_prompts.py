@@ -115,7 +115,9 @@ def test_without_adapters_an_id_does_no_harm_and_a_list_ends_a_plain_server(
     client: Client, adapter: object, status: int
 ) -> None:
     body = {"input_ids": [5, 6], "lora_id": adapter} | SAMPLING
-    assert client.post("/generate", body).status_code == status
+    one_token = body | {"sampling_params": {"max_new_tokens": 1}}
+    for asked in (body, one_token):
+        assert client.post("/generate", asked).status_code == status
     assert len(client.generate([5, 6], 2)) == 2
 
 

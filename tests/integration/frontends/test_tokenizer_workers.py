@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -132,8 +133,12 @@ def connected_to(client: Client, *, busy: bool) -> Iterator[Client]:
 
 
 @pytest.mark.patch("P13", "P45")
-def test_a_call_is_aborted_by_asking_the_other_worker(running: Serving, client: Client) -> None:
-    body = generate_body([5, 6, 7], 1) | {"rid": "mine"}
+@pytest.mark.parametrize("prompts", [[5, 6, 7], [[5, 6, 7], [5, 8]]], ids=["one", "several"])
+def test_a_call_is_aborted_by_asking_the_other_worker(
+    running: Serving, client: Client, prompts: Any
+) -> None:
+    """SGLang names the prompts of a list after the name of the call."""
+    body = generate_body(prompts, 1) | {"rid": "mine"}
     with ThreadPoolExecutor() as pool:
         with stopped(scheduler_pid(running.server)):
             mine = pool.submit(client.post, "/generate", body)

@@ -22,7 +22,9 @@ from sglang.srt.layers.moe.token_dispatcher.standard import StandardDispatchOutp
 from sglang.srt.layers.moe.topk import StandardTopKOutput
 from torch import Tensor
 
-from sglang_prefill_ext.border.model.alignment import ALIGNMENTS, with_chosen_alignment
+from sglang_prefill_ext.border.model import alignment as hooks
+from sglang_prefill_ext.border.model.alignment import AlignmentHook, with_chosen_alignment
+from sglang_prefill_ext.config import MoePolicy
 from sglang_prefill_ext.moe.policy import LARGE, SMALL
 
 HIDDEN, EXPERTS, TOP_K = 128, 6, 2
@@ -67,6 +69,10 @@ def test_the_layout_fits_the_products(
         "get_contiguous_layout_alignment",
         lambda rows, experts: with_chosen_alignment(stock, rows, experts),
     )
+    chooser = AlignmentHook()
+    chooser.serve(MoePolicy.PADDING_RATIO)
+    monkeypatch.setattr(hooks, "ALIGNMENTS", chooser)
+    monkeypatch.setattr(hooks, "alignment_for", lambda policy, rows, experts: alignment)
     monkeypatch.setattr(ep_moe_kernels, "_fwd_kernel_ep_scatter_2", Copies())
     plain = SimpleNamespace(capture=SimpleNamespace(disable_dispose_tensor=True))
     monkeypatch.setattr(deep_gemm, "get_flags", lambda: plain)
@@ -83,7 +89,7 @@ def test_the_layout_fits_the_products(
     info = deep_gemm.DeepGemmMoeQuantInfo(weights, weights, use_fp8=False)
     routed = StandardTopKOutput(shares, ids, torch.empty(0))
     state: dict[str, Any] = {}
-    with ALIGNMENTS.forcing(alignment), envs.SGLANG_DEEPGEMM_STANDARD_LAYOUT.override("compact"):
+    with envs.SGLANG_DEEPGEMM_STANDARD_LAYOUT.override("compact"):
         laid_out = deep_gemm.pre_permute_standard_to_deep_gemm(
             StandardDispatchOutput(hidden, None, routed), info, config, state
         )

@@ -22,8 +22,8 @@ from sglang.srt.layers.attention.linear.kernels.kda_triton import TritonKDAKerne
 from torch import Tensor
 from triton.runtime import interpreter
 
-from sglang_prefill_ext.border.model.recurrent import kimi_delta
-from sglang_prefill_ext.border.model.recurrent.kimi_delta import carry, kernel_inputs
+from sglang_prefill_ext.border.model.recurrent import delta_rule
+from sglang_prefill_ext.border.model.recurrent.delta_rule import carry_kimi, kimi_kernel_inputs
 from sglang_prefill_ext.recurrent.inputs import delta_rule_inputs
 from sglang_prefill_ext.recurrent.layers import RuleWay, by_torch
 from tests.kernels.recurrent.parts import assert_agrees_with_torch, assert_joined_as_apart, part_of
@@ -91,9 +91,9 @@ def test_both_ways_agree(
     fused: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kimi_delta, "_FUSED_PROGRAMS", fused)
+    monkeypatch.setattr(delta_rule, "_FUSED_PROGRAMS", fused)
     weights, inputs = drawn(device, 1)
-    way = RuleWay(partial(kernel_inputs, *weights), carry)
+    way = RuleWay(partial(kimi_kernel_inputs, *weights), carry_kimi)
     by_torch_alone = by_torch(partial(delta_rule_inputs, *weights))
     states = torch.randn(3, HEADS, DIM, DIM, generator=torch.Generator().manual_seed(3)).to(device)
     part = part_of(LENS, slots, device, keep=keep)
@@ -103,11 +103,11 @@ def test_both_ways_agree(
 def test_the_kernels_are_called_as_by_sglang(device: torch.device) -> None:
     """Apart from the lists of chunks, which SGLang makes itself."""
     weights, (q, k, v, a, b) = drawn(device, 2)
-    inputs = kernel_inputs(*weights, q, k, v, a, b)
+    inputs = kimi_kernel_inputs(*weights, q, k, v, a, b)
     states = torch.randn(3, HEADS, DIM, DIM, generator=torch.Generator().manual_seed(4)).to(device)
     part = part_of(LENS, [0, 2, 1], device, keep=True)
     own, of_sglang, found = states.clone(), states.clone(), torch.full_like(v, torch.nan)
-    carry(inputs, own, part, found)
+    carry_kimi(inputs, own, part, found)
     assert inputs.beta is not None
     wanted = TritonKDAKernel().extend(
         *(q[None], k[None], v[None].clone(), inputs.g[None], inputs.beta[None]),
@@ -137,7 +137,7 @@ def test_rows_start_behind_prefixes_of_the_same_part(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As by a part of prefixes and one of rows; what a part has room for changes nothing."""
-    monkeypatch.setattr(kimi_delta, "_FUSED_PROGRAMS", fused)
+    monkeypatch.setattr(delta_rule, "_FUSED_PROGRAMS", fused)
     weights, of_layer = drawn(device, 5, sum(prefixes) + sum(rows), heads=1)
-    way = RuleWay(partial(kernel_inputs, *weights), carry)
+    way = RuleWay(partial(kimi_kernel_inputs, *weights), carry_kimi)
     assert_joined_as_apart(way, way.prepare(*of_layer), prefixes, rows, slots)

@@ -1,4 +1,7 @@
-"""SGLang's layers with a gated delta rule, as packed forwards compute them."""
+"""SGLang's layers with a gated delta rule, as packed forwards compute them.
+
+Of Kimi's delta attention keys decay channel by channel (Kimi Linear, arXiv 2510.26692).
+"""
 
 from __future__ import annotations
 
@@ -6,22 +9,26 @@ from functools import partial
 from typing import Any
 
 from sglang.kernels.ops.attention.fla.chunk_fwd import chunk_gated_delta_rule_fwd_intra
+from sglang.kernels.ops.attention.fla.chunk_intra import chunk_kda_fwd_intra
 from sglang.kernels.ops.attention.fla.chunk_o import chunk_fwd_kernel_o
 from sglang.kernels.ops.attention.fla.cumsum import chunk_local_cumsum
+from sglang.kernels.ops.attention.fla.kda import RCP_LN2, chunk_gla_fwd_o_gk
 from sglang.kernels.ops.attention.fla.l2norm import l2norm_fwd
 from sglang.kernels.ops.attention.linear.fused_gdn_gating import fused_gdn_gating
 from torch import Tensor
 
-from sglang_prefill_ext.border.model.recurrent import kimi_delta
 from sglang_prefill_ext.border.model.recurrent.chunk_states import carried_over_chunks
 from sglang_prefill_ext.layout.recurrence_parts import CHUNK
 from sglang_prefill_ext.recurrent.device_part import DevicePart
-from sglang_prefill_ext.recurrent.inputs import delta_rule_inputs
+from sglang_prefill_ext.recurrent.inputs import decay_and_step, delta_rule_inputs
 from sglang_prefill_ext.recurrent.layers import LayerRule, RecurrentInputs, RuleWay, by_torch
 from sglang_prefill_ext.recurrent.rule import RuleInputs
 
 _BLOCK_D, _BLOCK_V = 128, 64
 """Of `chunk_fwd_kernel_o`, as SGLang launches it."""
+
+_FUSED_PROGRAMS = 256
+"""Up to so many chunks times heads SGLang computes a chunk of Kimi's in fewer kernels."""
 
 
 def delta_inputs(layer: Any, mixed: Tensor, a: Tensor, b: Tensor) -> RecurrentInputs:
@@ -29,13 +36,13 @@ def delta_inputs(layer: Any, mixed: Tensor, a: Tensor, b: Tensor) -> RecurrentIn
 
     Args:
         mixed: ``[T, C]``, queries, keys and values.
-        a, b: ``[T, HV]``; of Kimi Linear, whose keys decay channel by channel, ``[1, T, H, D]`` and
-            ``[1, T, H]``.
+        a, b: ``[T, HV]``; of Kimi's, ``[1, T, H, D]`` and ``[1, T, H]``.
     """
     keys = (layer.num_k_heads, layer.head_k_dim)
     if a.ndim == 4:
-        a, b, weights = a[0], b[0], kimi_delta.weights(layer)
-        prepare, carried = kimi_delta.kernel_inputs, kimi_delta.carry
+        a, b = a[0], b[0]
+        weights = layer.A_log.view(-1, 1), layer.dt_bias.view(-1, layer.head_k_dim)
+        prepare, carried = kimi_kernel_inputs, carry_kimi
     else:
         weights, prepare, carried = (layer.A_log, layer.dt_bias), kernel_inputs, carry
     rule = LayerRule(
@@ -83,3 +90,28 @@ def carry(inputs: RuleInputs, states: Tensor, part: DevicePart, out: Tensor) -> 
         num_warps=4,
         num_stages=2,
     )
+
+
+def kimi_kernel_inputs(
+    a_log: Tensor, dt_bias: Tensor, q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor
+) -> RuleInputs:
+    """As `kernel_inputs`, of Kimi's."""
+    return RuleInputs(l2norm_fwd(q), l2norm_fwd(k), v, *decay_and_step(a_log, dt_bias, a, b))
+
+
+def carry_kimi(inputs: RuleInputs, states: Tensor, part: DevicePart, out: Tensor) -> None:
+    """The rule by the kernels of SGLang's `chunk_kda`, with lists of chunks from the host."""
+    q, k, v, g, beta = (each[None] for each in inputs[:5] if each is not None)
+    chunks, _ = part.lists
+    lists = {"cu_seqlens": part.bounds, "chunk_indices": chunks}
+    scale, fuses = q.shape[-1] ** -0.5, len(chunks) * q.shape[2] <= _FUSED_PROGRAMS
+    g = chunk_local_cumsum(g, chunk_size=CHUNK, scale=RCP_LN2, **lists)
+    w, u, _, decayed, scores, _ = chunk_kda_fwd_intra(
+        *(q, k, v, g, beta, scale),
+        chunk_size=CHUNK,
+        fuse_diagonal=fuses,
+        fuse_recompute=fuses,
+        **lists,
+    )
+    before, new = carried_over_chunks(decayed, w, u, states, part, gk=g)
+    chunk_gla_fwd_o_gk(q, new, g, scores, before, out[None], scale, chunk_size=CHUNK, **lists)

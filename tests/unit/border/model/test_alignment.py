@@ -82,8 +82,7 @@ def test_another_alignment_of_the_device_stays(
 ) -> None:
     hook.serve(MoePolicy.AUTO)
     monkeypatch.setattr(entrypoint.deep_gemm, "alignment", 96)
-    with hook.forcing(SMALL):
-        assert asked(*FEW) == 96
+    assert (asked(*FEW), asked(*MANY)) == (96, 96)
 
 
 class Layer(FusedMoE):  # type: ignore[misc]

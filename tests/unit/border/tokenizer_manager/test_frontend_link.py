@@ -1,4 +1,4 @@
-"""The exchange closes when SGLang receives no answers any more."""
+"""The exchange closes when SGLang receives no answers any more; calls are aborted by name."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sglang_prefill_ext.border.messages import PackedAbortReq
 from sglang_prefill_ext.border.tokenizer_manager.frontend_link import TokenizerManagerLink
 from sglang_prefill_ext.config import PrefillOnlyConfig, TokenizerChoice
 from sglang_prefill_ext.errors import EngineUnavailableError
@@ -32,6 +33,7 @@ class Manager:
         self.model_update_lock = SimpleNamespace(reader_lock=asyncio.Lock())
         self.is_pause, self.is_pause_cond = False, asyncio.Condition()
         self.gracefully_exit = False
+        self.rid_to_state: dict[str, Any] = {}
         self.asyncio_tasks: set[asyncio.Task[Any]] = set()
         self.sent: list[Any] = []
         self.asked = asyncio.Event()
@@ -66,3 +68,11 @@ async def test_requests_end_once_nothing_receives_answers(shuts_down: bool, why:
     with pytest.raises(EngineUnavailableError, match=why):
         await ask(link)
     assert len(manager.sent) == 1  # neither the second request nor an abort
+
+
+async def test_calls_are_aborted_whose_names_begin_with_the_given_one() -> None:
+    link = TokenizerManagerLink(manager := Manager(), CONFIG, FrontendMetrics())
+    names = ("mine", "mine_0", "other", "min")
+    manager.rid_to_state = {name: SimpleNamespace(abort_sent=False) for name in names}
+    link.deliver_abort(PackedAbortReq(rid="mine"))
+    assert [each.abort_sent for each in manager.rid_to_state.values()] == [True, True, False, False]

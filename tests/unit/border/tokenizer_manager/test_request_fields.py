@@ -58,4 +58,10 @@ def test_decisions_are_told_from_generations(
 def test_what_changes_the_answer_is_not_packed(
     sampling: dict[str, Any], fields: dict[str, Any], reason: str | None
 ) -> None:
-    assert ineligible_token_reason(tokenized([1, 2, 3], sampling=sampling, **fields)) == reason
+    request = tokenized([1, 2, 3], sampling=sampling, **fields)
+    assert ineligible_token_reason(request, has_adapters=True) == reason
+
+
+def test_an_adapter_of_a_server_that_has_none_is_left_to_sglang() -> None:
+    request = tokenized([1, 2, 3], lora_id="x")
+    assert ineligible_token_reason(request, has_adapters=False) == "unusual_input"
