@@ -22,6 +22,9 @@ _SERVICE = prefill_pb2.DESCRIPTOR.services_by_name["Prefill"].full_name
 _WATCHING = 1 / 8
 """Largest share of `max_calls` for watches of the health, which last as long as clients like."""
 
+_TOLD_S = 0.1
+"""How long it takes until those who watch have been told of a shutdown."""
+
 
 class Health(health.aio.HealthServicer):  # type: ignore[misc]  # it has no types
     """The standard health service: serving while an engine is there."""
@@ -29,22 +32,34 @@ class Health(health.aio.HealthServicer):  # type: ignore[misc]  # it has no type
     def __init__(self, max_calls: int) -> None:
         super().__init__()
         self._most_watches = max(1, int(max_calls * _WATCHING))
-        self._watches = 0
+        self._watches: set[asyncio.Task[None]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._shown: bool | None = None
         self.show(False)
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Any) -> None:  # noqa: N802
-        if self._watches >= self._most_watches:
+        if len(self._watches) >= self._most_watches:
             await context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"{self._watches} clients watch already. Use Check, or try again later.",
+                f"{len(self._watches)} clients watch already. Use Check, or try again later.",
             )
-        self._watches += 1
+        watch = asyncio.ensure_future(super().Watch(request, context))
+        self._watches.add(watch)
         try:
-            await super().Watch(request, context)
+            await watch
+        except asyncio.CancelledError:
+            if not self._gracefully_shutting_down:
+                raise
         finally:
-            self._watches -= 1
+            self._watches.discard(watch)
+
+    async def enter_graceful_shutdown(self) -> None:
+        """Tell who watches, and end these calls, for which a shutdown would wait."""
+        await super().enter_graceful_shutdown()
+        if self._watches:
+            await asyncio.sleep(_TOLD_S)
+        for watch in self._watches:
+            watch.cancel()
 
     def show(self, serving: bool) -> None:
         """Show whether there is an engine."""
