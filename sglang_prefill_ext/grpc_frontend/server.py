@@ -1,15 +1,17 @@
-"""Makes a gRPC server with `prefill_ext.v1`, the health service and reflection."""
+"""Runs a gRPC server with `prefill_ext.v1`, the health service and reflection."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from sglang_prefill_ext.attach.session import Session
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.grpc_frontend import prefill_pb2, prefill_pb2_grpc, transport
 from sglang_prefill_ext.grpc_frontend.service import PrefillService
@@ -76,12 +78,17 @@ class Health(health.aio.HealthServicer):  # type: ignore[misc]  # it has no type
             await self.set(name, status.SERVING if serving else status.NOT_SERVING)
 
 
-def server_of(
-    settings: Listening, service: PrefillService, health_of_engine: Health, tokens: Sequence[str]
-) -> grpc.aio.Server:
-    """Make a server that does not listen yet.
+@asynccontextmanager
+async def serving(
+    settings: Listening,
+    session: Callable[[], Session],
+    health_of_engine: Health,
+    tokens: Sequence[str],
+) -> AsyncIterator[None]:
+    """Serve calls in the body of the `with` statement, then end those under way.
 
     Args:
+        session: see `PrefillService`.
         tokens: a client has to show one of these; if there are none, everybody is let in.
 
     Raises:
@@ -93,6 +100,7 @@ def server_of(
         maximum_concurrent_rpcs=settings.max_calls,
         compression=transport.ALGORITHMS[settings.compression],
     )
+    service = PrefillService(session, settings.most_bytes)
     prefill_pb2_grpc.add_PrefillServicer_to_server(service, server)  # type: ignore[no-untyped-call]
     health_pb2_grpc.add_HealthServicer_to_server(health_of_engine, server)
     if settings.reflection:
@@ -109,4 +117,7 @@ def server_of(
         raise ConfigError(
             f"--host, --port: {address} cannot be used ({error}). Check the address and TLS files."
         ) from error
-    return server
+    await server.start()
+    yield
+    await health_of_engine.enter_graceful_shutdown()
+    await server.stop(settings.grace_s)
