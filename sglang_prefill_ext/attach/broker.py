@@ -145,6 +145,7 @@ class Broker:
         self._forget(name)
         self._send(name, self._engine.facts())
         self._peers[name] = _Peer(hello.pid)
+        self._knock(name)
 
     async def _serve(self, name: bytes, call: messages.Call) -> None:
         """Serve a call; whatever goes wrong, it is answered."""
@@ -166,9 +167,11 @@ class Broker:
         """Tell all front ends that the engine leaves, or knock to find those that have gone."""
         while True:
             await asyncio.sleep(messages.BEAT_S)
-            message = messages.Leaving() if self._engine.leaving else messages.Knock()
             for name in self._peers:
-                self._send(name, message)
+                self._knock(name)
+
+    def _knock(self, name: bytes) -> None:
+        self._send(name, messages.Leaving() if self._engine.leaving else messages.Knock())
 
     def _forget(self, name: bytes) -> None:
         """Forget a front end, and end its calls, whose answers nobody waits for."""

@@ -40,7 +40,7 @@ class PrefillClient(Methods[Scores, NDArray[np.float32], httpx.BaseTransport]):
         UnexpectedAnswerError: what answers is not an SGLang server, or has no labels.
     """
 
-    _kinds = (httpx.Client, httpx.HTTPTransport, grpc)
+    _kinds = (httpx.Client, grpc)
 
     def close(self) -> None:
         """Close all connections."""
@@ -88,7 +88,7 @@ class AsyncPrefillClient(
         max_concurrency: most requests of one call at a time, when its list is sent in parts.
     """
 
-    _kinds = (httpx.AsyncClient, httpx.AsyncHTTPTransport, grpc.aio)
+    _kinds = (httpx.AsyncClient, grpc.aio)
 
     def __init__(
         self,

@@ -52,46 +52,21 @@ _NO_ANSWER = (httpx.DecodingError, httpx.TooManyRedirects)
 
 
 ClientT = TypeVar("ClientT", httpx.Client, httpx.AsyncClient)
+_TRANSPORTS = {httpx.Client: httpx.HTTPTransport, httpx.AsyncClient: httpx.AsyncHTTPTransport}
 
 
 def http_client(
-    kind: type[ClientT],
-    transport_kind: type[httpx.HTTPTransport | httpx.AsyncHTTPTransport],
-    base_url: str,
-    api_key: str | None,
-    transport: Any = None,
+    kind: type[ClientT], base_url: str, api_key: str | None, transport: Any = None
 ) -> ClientT:
-    """Make a client; see `settings`.
-
-    Raises:
-        ConfigError: an argument is wrong; or the environment names a proxy or certificates that
-            cannot be used.
-    """
-    try:
-        return kind(**settings(base_url, api_key, transport, transport_kind))
-    except (ImportError, OSError, ValueError, httpx.InvalidURL) as error:
-        raise ConfigError(
-            f"No HTTP client can be made ({error}). Correct SSL_CERT_FILE, SSL_CERT_DIR and the "
-            "proxies in the environment."
-        ) from error
-
-
-def settings(
-    base_url: str,
-    api_key: str | None,
-    transport: Any,
-    kind: type[httpx.HTTPTransport | httpx.AsyncHTTPTransport],
-) -> dict[str, Any]:
-    """Return arguments of `httpx.Client` and `httpx.AsyncClient`.
+    """Make a client of httpx.
 
     Args:
         transport: the caller's, if any.
-        kind: class of the transport that is made otherwise.
 
     Raises:
         ConfigError: `base_url` is not the address of a server, `api_key` cannot be sent, or
-            `transport` is of the other kind of clients, or none.
-        ValueError, httpx.InvalidURL: a proxy has a name that no computer can have.
+            `transport` is of the other kind of clients, or none; or the environment names a proxy
+            or certificates that cannot be used.
     """
     url = address_of(base_url)
     if url.scheme not in ("http", "https"):
@@ -99,14 +74,21 @@ def settings(
     headers = {"content-type": "application/json", **authorization(api_key)}
     # The caller limits its requests; waiting for a free connection would use up the timeout.
     limits = httpx.Limits(max_connections=None, keepalive_expiry=_KEEP_IDLE_S)
-    if transport is not None:
-        checked("transport", transport, kind.__mro__[1], ConfigError)  # what it extends
-    elif proxies := _proxies():  # httpx uses proxies only without a given transport
-        for proxy in proxies:
-            httpx.URL(proxy if "://" in proxy else f"http://{proxy}").host.encode("idna")
-    else:
-        transport = kind(limits=limits, socket_options=_KEEPALIVE)
-    return {"base_url": url, "headers": headers, "limits": limits, "transport": transport}
+    own_kind = _TRANSPORTS[kind]
+    try:
+        if transport is not None:
+            checked("transport", transport, own_kind.__mro__[1], ConfigError)  # what it extends
+        elif proxies := _proxies():  # httpx uses proxies only without a given transport
+            for proxy in proxies:
+                httpx.URL(proxy if "://" in proxy else f"http://{proxy}").host.encode("idna")
+        else:
+            transport = own_kind(limits=limits, socket_options=_KEEPALIVE)
+        return kind(base_url=url, headers=headers, limits=limits, transport=transport)
+    except (ImportError, OSError, ValueError, httpx.InvalidURL) as error:
+        raise ConfigError(
+            f"No HTTP client can be made ({error}). Correct SSL_CERT_FILE, SSL_CERT_DIR and the "
+            "proxies in the environment."
+        ) from error
 
 
 def _proxies() -> list[str]:

@@ -36,7 +36,7 @@ def explain(base_url: str, body: bytes, *, api_key: str | None = None) -> dict[s
         )
     request = Request(EXPLAIN_PATH, *_checked(body), read=_facts)
     with (
-        exchange.http_client(httpx.Client, httpx.HTTPTransport, base_url, api_key) as http,
+        exchange.http_client(httpx.Client, base_url, api_key) as http,
         exchange.transport_errors(request, base_url),
     ):
         response = http.post(EXPLAIN_PATH, content=body, timeout=_LONGEST_S)

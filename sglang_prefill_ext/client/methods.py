@@ -49,8 +49,8 @@ def _is_cancelled(error: BaseException) -> bool:
 class Methods(ABC, Generic[ScoresT, VectorsT, TransportT]):
     """The calls of a client, which return answers, or coroutines that do."""
 
-    _kinds: ClassVar[tuple[Any, Any, Any]]
-    """httpx's classes of the client and the transport, and gRPC's module."""
+    _kinds: ClassVar[tuple[Any, Any]]
+    """httpx's class of the client, and gRPC's module."""
 
     def __init__(
         self,
@@ -65,12 +65,12 @@ class Methods(ABC, Generic[ScoresT, VectorsT, TransportT]):
         self._max_items = exchange.positive("max_items_per_request", max_items_per_request)
         self._retries = checked("retries", retries, Retries, ConfigError)
         self._closed = False
-        http, transport_kind, grpc_kind = self._kinds
+        http, grpc_kind = self._kinds
         self._carrier: HttpCarrier | GrpcCarrier
         if exchange.address_of(base_url).scheme in exchange.GRPC_SCHEMES:
             self._carrier = GrpcCarrier(grpc_kind, base_url, api_key, credentials)
         else:
-            made = exchange.http_client(http, transport_kind, base_url, api_key, transport)
+            made = exchange.http_client(http, base_url, api_key, transport)
             self._carrier = HttpCarrier(made, base_url)
 
     def score(

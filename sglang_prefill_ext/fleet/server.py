@@ -27,8 +27,7 @@ from sglang_prefill_ext.fleet.replica import BEAT_S
 from sglang_prefill_ext.fleet.router import Router
 from sglang_prefill_ext.fleet.settings import API_KEY_VARIABLE, Engines, Settings
 from sglang_prefill_ext.fleet.status import FleetExport
-from sglang_prefill_ext.grpc_frontend.server import Health, server_of
-from sglang_prefill_ext.grpc_frontend.service import PrefillService
+from sglang_prefill_ext.grpc_frontend.server import Health, serving
 from sglang_prefill_ext.grpc_frontend.settings import Listening
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.metrics.pauses import PauseMetrics
@@ -100,14 +99,10 @@ async def serve_grpc(
         ConfigError: the port cannot be used.
     """
     health, tokens = Health(listening.max_calls), [api_key] if api_key else []
-    service = PrefillService(lambda: fleet.session, listening.most_bytes)
-    server = server_of(listening, service, health, tokens)
-    await server.start()
-    while not stopped():
-        health.show(bool(fleet.whole.available()))
-        await asyncio.sleep(_LOOK_S)
-    await health.enter_graceful_shutdown()
-    await server.stop(listening.grace_s)
+    async with serving(listening, lambda: fleet.session, health, tokens):
+        while not stopped():
+            health.show(bool(fleet.whole.available()))
+            await asyncio.sleep(_LOOK_S)
 
 
 def _stop_on_signals(server: uvicorn.Server) -> None:

@@ -1,15 +1,17 @@
-"""Makes a gRPC server with `prefill_ext.v1`, the health service and reflection."""
+"""Runs a gRPC server with `prefill_ext.v1`, the health service and reflection."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from sglang_prefill_ext.attach.session import Session
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.grpc_frontend import prefill_pb2, prefill_pb2_grpc, transport
 from sglang_prefill_ext.grpc_frontend.service import PrefillService
@@ -22,6 +24,9 @@ _SERVICE = prefill_pb2.DESCRIPTOR.services_by_name["Prefill"].full_name
 _WATCHING = 1 / 8
 """Largest share of `max_calls` for watches of the health, which last as long as clients like."""
 
+_TOLD_S = 0.1
+"""How long it takes until those who watch have been told of a shutdown."""
+
 
 class Health(health.aio.HealthServicer):  # type: ignore[misc]  # it has no types
     """The standard health service: serving while an engine is there."""
@@ -29,22 +34,34 @@ class Health(health.aio.HealthServicer):  # type: ignore[misc]  # it has no type
     def __init__(self, max_calls: int) -> None:
         super().__init__()
         self._most_watches = max(1, int(max_calls * _WATCHING))
-        self._watches = 0
+        self._watches: set[asyncio.Task[None]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._shown: bool | None = None
         self.show(False)
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Any) -> None:  # noqa: N802
-        if self._watches >= self._most_watches:
+        if len(self._watches) >= self._most_watches:
             await context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"{self._watches} clients watch already. Use Check, or try again later.",
+                f"{len(self._watches)} clients watch already. Use Check, or try again later.",
             )
-        self._watches += 1
+        watch = asyncio.ensure_future(super().Watch(request, context))
+        self._watches.add(watch)
         try:
-            await super().Watch(request, context)
+            await watch
+        except asyncio.CancelledError:
+            if not self._gracefully_shutting_down:
+                raise
         finally:
-            self._watches -= 1
+            self._watches.discard(watch)
+
+    async def enter_graceful_shutdown(self) -> None:
+        """Tell who watches, and end these calls, for which a shutdown would wait."""
+        await super().enter_graceful_shutdown()
+        if self._watches:
+            await asyncio.sleep(_TOLD_S)
+        for watch in self._watches:
+            watch.cancel()
 
     def show(self, serving: bool) -> None:
         """Show whether there is an engine."""
@@ -61,12 +78,17 @@ class Health(health.aio.HealthServicer):  # type: ignore[misc]  # it has no type
             await self.set(name, status.SERVING if serving else status.NOT_SERVING)
 
 
-def server_of(
-    settings: Listening, service: PrefillService, health_of_engine: Health, tokens: Sequence[str]
-) -> grpc.aio.Server:
-    """Make a server that does not listen yet.
+@asynccontextmanager
+async def serving(
+    settings: Listening,
+    session: Callable[[], Session],
+    health_of_engine: Health,
+    tokens: Sequence[str],
+) -> AsyncIterator[None]:
+    """Serve calls in the body of the `with` statement, then end those under way.
 
     Args:
+        session: see `PrefillService`.
         tokens: a client has to show one of these; if there are none, everybody is let in.
 
     Raises:
@@ -78,6 +100,7 @@ def server_of(
         maximum_concurrent_rpcs=settings.max_calls,
         compression=transport.ALGORITHMS[settings.compression],
     )
+    service = PrefillService(session, settings.most_bytes)
     prefill_pb2_grpc.add_PrefillServicer_to_server(service, server)  # type: ignore[no-untyped-call]
     health_pb2_grpc.add_HealthServicer_to_server(health_of_engine, server)
     if settings.reflection:
@@ -94,4 +117,7 @@ def server_of(
         raise ConfigError(
             f"--host, --port: {address} cannot be used ({error}). Check the address and TLS files."
         ) from error
-    return server
+    await server.start()
+    yield
+    await health_of_engine.enter_graceful_shutdown()
+    await server.stop(settings.grace_s)

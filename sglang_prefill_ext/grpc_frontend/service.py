@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from functools import partial
 from typing import Any, NoReturn, TypeVar, cast
 
 import grpc
-from google.rpc.error_details_pb2 import BadRequest, RetryInfo
-from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
 
 from sglang_prefill_ext.attach.session import Session
@@ -20,18 +17,16 @@ from sglang_prefill_ext.errors import (
     EngineUnavailableError,
     PackedForwardError,
     PrefillExtError,
-    RequestError,
-    ServerBusyError,
 )
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from sglang_prefill_ext.grpc_frontend.calls import classify, embed, score
+from sglang_prefill_ext.grpc_frontend.outcomes import status_of
 from sglang_prefill_ext.grpc_frontend.questions import (
     CallOptions,
     next_items,
     options_of,
     without_items,
 )
-from sglang_prefill_ext.wire.status import end_by
 
 logger = logging.getLogger(__name__)
 
@@ -167,28 +162,3 @@ async def in_order(
         for each in (reader, *started):
             each.cancel()
         await asyncio.gather(reader, *started, return_exceptions=True)
-
-
-_RETRY_S = 1.0  # nobody knows when the engine will be back
-
-_MOST_TOLD = 1200
-"""Most bytes of an error's message. gRPC's trailers have it up to three times, escaped, and clients
-refuse trailers of more than 8 KB. They would see RESOURCE_EXHAUSTED instead, and repeat the call.
-"""
-
-
-def status_of(error: PrefillExtError) -> tuple[grpc.StatusCode, Status]:
-    """Return the code of an error, and the beginning of its message with the details that a program
-    can read."""
-    code = grpc.StatusCode[end_by(error).grpc]
-    message = str(error).encode(errors="replace")[:_MOST_TOLD].decode(errors="ignore")
-    status = Status(code=code.value[0], message=message)
-    if isinstance(error, RequestError):
-        violation = BadRequest.FieldViolation(field=error.field, description=message)
-        status.details.add().Pack(BadRequest(field_violations=[violation]))
-    elif isinstance(error, (ServerBusyError, EngineUnavailableError)):
-        wait = RetryInfo()
-        asked_s = error.retry_after_s if isinstance(error, ServerBusyError) else 0.0
-        wait.retry_delay.FromMilliseconds(math.ceil((asked_s or _RETRY_S) * 1e3))
-        status.details.add().Pack(wait)
-    return code, status

@@ -16,8 +16,7 @@ import uvloop
 from sglang_prefill_ext.attach.connection import EngineConnection
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.grpc_frontend import transport
-from sglang_prefill_ext.grpc_frontend.server import Health, server_of
-from sglang_prefill_ext.grpc_frontend.service import PrefillService
+from sglang_prefill_ext.grpc_frontend.server import Health, serving
 from sglang_prefill_ext.grpc_frontend.settings import Settings
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.process.collector import Collector
@@ -39,17 +38,13 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         *(settings.attach, metrics, collector),
         on_change=lambda session: health_of_engine.show(session is not None),
     )
-    service = PrefillService(lambda: engine.session, settings.most_bytes)
     async with engine.running():
         tokens = transport.bearer_tokens(settings)
         # Front ends share a port, and the server takes connections once it is made: one without the
         # engine would refuse calls that others can serve.
         await engine.wait_attached(_ATTACH_S)
-        server = server_of(settings, service, health_of_engine, tokens)
-        await server.start()
-        await stop.wait()
-        await health_of_engine.enter_graceful_shutdown()
-        await server.stop(settings.grace_s)
+        async with serving(settings, lambda: engine.session, health_of_engine, tokens):
+            await stop.wait()
 
 
 async def _run(settings: Settings) -> None:

@@ -685,11 +685,15 @@ def test_embeddings_over_grpc_are_those_of_http(embedder: Serving, attach: Path)
             np.testing.assert_allclose(table, wanted, rtol=0, atol=TOLERANCE)
         whole = stub.Embed(pb.EmbedRequest(prompts=asked, options=pb.Options(stock=True)))
         assert (whole.usage.path, whole.usage.reason) == (pb.PATH_ENGINE, "opted_out")
-        stock = np.frombuffer(whole.vectors, "<f4").reshape(-1, whole.width)
-        np.testing.assert_allclose(table, stock, rtol=0, atol=TOLERANCE)
+        own = np.frombuffer(whole.vectors, "<f4").reshape(-1, whole.width)
+        np.testing.assert_allclose(table, own, rtol=0, atol=TOLERANCE)
         with pytest.raises(grpc.RpcError, match="matryoshka") as caught:
             stub.Embed(pb.EmbedRequest(prompts=asked, dimensions=8))
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        empty = pb.Prompts(texts=pb.Texts(texts=[""]))
+        for stock in (False, True):
+            with pytest.raises(grpc.RpcError, match=r"no tokens \(field `prompts`\)"):
+                stub.Embed(pb.EmbedRequest(prompts=empty, options=pb.Options(stock=stock)))
         embed_with_an_adapter(embedder, running.address, stub)
 
 

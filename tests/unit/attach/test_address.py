@@ -28,13 +28,17 @@ def test_a_path_becomes_absolute_and_must_fit_an_address(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert checked_path("engine.sock", flag=FLAG) == tmp_path / "engine.sock"
+    longest = "/" + "é" * 53
+    assert len(os.fsencode(longest)) == 107
+    assert checked_path(longest, flag=FLAG) == Path(longest)
     with pytest.raises(ConfigError, match=r"--prefill-only-attach: .* is longer than 107 bytes"):
-        checked_path("/" + "é" * 60, flag=FLAG)
+        checked_path(longest + "e", flag=FLAG)
 
 
 def test_a_missing_directory_is_made_for_its_owner_alone(tmp_path: Path) -> None:
-    claim(tmp_path / "private" / "engine.sock")
-    assert stat.S_IMODE((tmp_path / "private").stat().st_mode) == 0o700
+    private = tmp_path / "missing" / "private"
+    claim(private / "engine.sock")
+    assert stat.S_IMODE(private.stat().st_mode) == 0o700
 
 
 def test_another_engine_is_not_robbed_of_its_socket(tmp_path: Path) -> None:
@@ -119,6 +123,9 @@ def test_a_directory_of_somebody_else_is_refused(
     monkeypatch.setattr(Path, "stat", lambda _path, **_how: os.stat_result(found))
     with pytest.raises(ConfigError, match=r"--prefill-only-attach: .* belongs to user"):
         require_private(tmp_path, flag=FLAG)
+    found[stat.ST_UID] = 0  # root may do anything anyway
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    require_private(tmp_path, flag=FLAG)
 
 
 def test_only_the_owner_may_connect_whatever_the_umask(tmp_path: Path) -> None:

@@ -278,6 +278,16 @@ async def test_an_engine_that_leaves_gets_no_more_calls_and_answers_those_it_has
     assert caplog.text.count("The engine is going down") == 1
 
 
+async def test_a_front_end_that_comes_in_a_shutdown_takes_no_call(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "BEAT_S", 3600.0)
+    engine, (connection, changes) = StubEngine(), watched(path)
+    engine.leaving = True
+    async with Broker(engine, path).running(), connection.running():
+        await until(lambda: changes == [True, False])
+
+
 ENGINE = """
 import asyncio, sys
 from pathlib import Path

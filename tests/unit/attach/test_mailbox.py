@@ -96,7 +96,9 @@ async def test_what_is_sent_in_one_turn_leaves_as_one_message_to_each_receiver(p
         assert await inboxes[1].wait_for(1) == [[b"1", b"3", b"5"]]
 
 
-async def test_what_was_sent_before_closing_leaves(path: Path) -> None:
+async def test_what_was_sent_before_closing_leaves(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     inbox = Inbox()
     with mailbox(zmq.SocketType.ROUTER, inbox, path):
         with mailbox(zmq.SocketType.DEALER, lambda _: None, path) as sender:
@@ -105,6 +107,7 @@ async def test_what_was_sent_before_closing_leaves(path: Path) -> None:
             sender.send(b"last")
             sender.close(linger_ms=60_000)
         assert [body for _, body in await inbox.wait_for(2)] == [b"first", b"last"]
+    assert not caplog.records
 
 
 async def test_both_ends_talk_at_once(path: Path) -> None:

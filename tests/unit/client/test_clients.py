@@ -417,12 +417,13 @@ def test_connections_are_kept_alive(
         monkeypatch.delenv(name.upper(), raising=False)
     ask(stand_in.url, "embed", ["a"])
     assert stand_in.seen[0].path == "/v1/embeddings"
-    settings = exchange.settings("http://x", None, None, httpx.HTTPTransport)
-    assert (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1) in settings[
-        "transport"
-    ]._pool._socket_options
+    with exchange.http_client(httpx.Client, "http://x", None) as http:
+        own: Any = http._transport
+        assert (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1) in own._pool._socket_options
+        assert not http._mounts
     monkeypatch.setenv("http_proxy", "http://proxy")
-    assert exchange.settings("http://x", None, None, httpx.HTTPTransport)["transport"] is None
+    with exchange.http_client(httpx.Client, "http://x", None) as http:
+        assert http._mounts
 
 
 @pytest.mark.parametrize(

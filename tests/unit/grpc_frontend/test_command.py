@@ -12,6 +12,7 @@ from sglang_prefill_ext import cli
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.grpc_frontend import command
 from sglang_prefill_ext.grpc_frontend.settings import Compression, Settings
+from sglang_prefill_ext.process.ports import free_port
 
 
 @pytest.fixture
@@ -46,8 +47,13 @@ def test_flags_become_settings(
     supervised: list[tuple[Settings, int]], files: dict[str, Path]
 ) -> None:
     flags = [f"--{name}={file}" for name, file in files.items()]
-    flags += ["--attach=/run/engine.sock", "--port=0", "--processes=3", "--max-message-mib=5"]
-    flags += ["--max-calls=7", "--max-connection-age-s=0"]
+    flags += ["--attach=/run/engine.sock", "--processes=3", "--max-message-mib=5"]
+    flags += [
+        "--host=localhost",
+        f"--port={(port := free_port())}",
+        "--max-calls=7",
+        "--max-connection-age-s=0",
+    ]
     flags += ["--keepalive-s=0", "--compression=gzip", "--no-reflection", "--grace-s=1.5"]
     run = CliRunner().invoke(cli.app, ["serve-grpc", *flags])
     assert run.exit_code == 0, run.output
@@ -55,7 +61,8 @@ def test_flags_become_settings(
     assert processes == 3
     assert settings == Settings(
         attach=Path("/run/engine.sock"),
-        port=settings.port,
+        host="localhost",
+        port=port,
         tls_key=files["tls-key"],
         tls_cert=files["tls-cert"],
         client_ca=files["client-ca"],
@@ -68,7 +75,6 @@ def test_flags_become_settings(
         reflection=False,
         grace_s=1.5,
     )
-    assert settings.port > 0
 
 
 def test_defaults_are_those_of_the_settings(supervised: list[tuple[Settings, int]]) -> None:
@@ -76,6 +82,7 @@ def test_defaults_are_those_of_the_settings(supervised: list[tuple[Settings, int
     assert run.exit_code == 0, run.output
     ((settings, _),) = supervised
     assert settings == Settings(attach=Path("/x"), port=settings.port)
+    assert settings.port > 0
 
 
 @pytest.mark.parametrize(
@@ -101,6 +108,8 @@ def test_a_file_that_no_front_end_could_use_is_refused(
     ("flags", "words"),
     [
         (["--tokens=/missing"], "--tokens: /missing is not a file"),
+        (["--tls-cert=/missing"], "--tls-cert: /missing is not a file"),
+        (["--client-ca=/missing"], "--client-ca: /missing is not a file"),
         (["--tls-key=/dev/null/x"], "--tls-key: /dev/null/x is not a file"),
         (["--host=192.0.2.1"], "cannot be used"),
     ],

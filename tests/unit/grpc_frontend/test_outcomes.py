@@ -21,9 +21,11 @@ from sglang_prefill_ext.errors import (
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from sglang_prefill_ext.grpc_frontend.calls import counted
+from sglang_prefill_ext.grpc_frontend.outcomes import status_of
 from sglang_prefill_ext.grpc_frontend.questions import CallOptions
-from sglang_prefill_ext.grpc_frontend.service import PrefillService, status_of
+from sglang_prefill_ext.grpc_frontend.service import PrefillService
 from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.wire.checks import empty_prompt, wrong
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
 ENDS = [
@@ -61,6 +63,32 @@ def test_a_wrong_field_is_named() -> None:
     assert [(each.field, each.description) for each in found.field_violations] == [
         ("items", "items: none")
     ]
+
+
+@pytest.mark.parametrize(
+    ("error", "field", "message"),
+    [
+        (
+            empty_prompt("text"),
+            "prompts",
+            "The prompt is empty: it has no tokens (field `prompts`). "
+            "Send at least one token, or a text that encodes to one.",
+        ),
+        (
+            wrong("item_embed_overrides[0][3]", "a number is NaN."),
+            "embed_overrides.items[0][3]",
+            "embed_overrides.items[0][3]: a number is NaN.",
+        ),
+        (wrong("query, items", "text"), "query, items", "query, items: text"),
+    ],
+)
+def test_fields_are_named_as_here(error: RequestError, field: str, message: str) -> None:
+    _, status = status_of(error)
+    found = BadRequest()
+    assert status.details[0].Unpack(found)
+    (violation,) = found.field_violations
+    assert (violation.field, violation.description) == (field, message)
+    assert status.message == message
 
 
 def test_when_to_come_again_is_told() -> None:

@@ -6,7 +6,7 @@ import asyncio
 import errno
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,8 @@ REQUEST = id_request([1], [[2]])
 @asynccontextmanager
 async def serving(engine: StubEngine, path: Path, **given: Any) -> AsyncIterator[str]:
     """The address of a front end."""
-    settings, stop = Settings(attach=path, port=free_port(), grace_s=0, **given), asyncio.Event()
+    given = {"grace_s": 0} | given
+    settings, stop = Settings(attach=path, port=free_port(), **given), asyncio.Event()
     async with Broker(engine, path).running():
         running = asyncio.ensure_future(servicer.serve(settings, stop))
         address = f"127.0.0.1:{settings.port}"
@@ -136,6 +137,18 @@ async def test_so_many_may_watch_the_health(path: Path, max_calls: int) -> None:
 
         while not await let_in():  # noqa: ASYNC110 (once the front end has noticed)
             await asyncio.sleep(0.01)
+
+
+async def test_who_watches_the_health_hears_of_a_shutdown_and_delays_it_not(path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        address = await stack.enter_async_context(serving(StubEngine(), path, grace_s=60))
+        async with grpc.aio.insecure_channel(address, OWN) as channel:
+            watch = watching(channel)
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+            await asyncio.wait_for(stack.aclose(), 20)
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            assert await watch.read() is grpc.aio.EOF
+            assert await watch.code() is grpc.StatusCode.OK
 
 
 async def test_who_shows_no_token_may_check_the_health_and_not_watch_it(

@@ -59,6 +59,7 @@ def test_what_stays_on_this_machine_needs_no_warning() -> None:
 
 
 def test_every_compression_is_known_to_grpc() -> None:
+    assert list(Compression) == ["none", "deflate", "gzip"]
     assert transport.ALGORITHMS.keys() == set(Compression)
     assert transport.ALGORITHMS[settings().compression] is grpc.Compression.NoCompression
 
