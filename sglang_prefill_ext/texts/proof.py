@@ -91,7 +91,7 @@ def unproven(config: Config) -> str:
 
 def boundaries_of(config: Config) -> Boundaries:
     """Return where texts may be cut for a tokenizer that is not `unproven`."""
-    kind = (config.get("pre_tokenizer") or {}).get("type", "")
+    kind = config["pre_tokenizer"]["type"]
     marks = "" if kind == "Metaspace" else _WHITESPACE_SPLITTERS.get(kind, MARKS)
     greedy = (token["content"] for token in config.get("added_tokens", ()) if token["rstrip"])
     return Boundaries(marks, frozenset(content[-1:] for content in greedy))
@@ -178,12 +178,11 @@ def _doubt_of_added_tokens(config: Config) -> str:
 def _doubts_of_token(
     token: Config, boundaries: Boundaries, normalizer: str | None
 ) -> Iterator[str]:
-    is_normal = normalizer is not None and token["normalized"]
-    content = token["content"]
-    if boundaries.inside(unicodedata.normalize("NFC", content) if is_normal else content):
+    if boundaries.inside(unicodedata.normalize("NFC", token["content"])):
         yield "it contains a boundary"
     if token["single_word"]:
         yield "it depends on its neighbours"
     # Other characters than its own may become the last one, after which no text may be cut.
-    if is_normal and (normalizer == "BertNormalizer" or token["rstrip"]):
+    greedy = normalizer is not None and token["rstrip"]
+    if token["normalized"] and (greedy or normalizer == "BertNormalizer"):
         yield "it is looked for in normalised text"
