@@ -106,9 +106,7 @@ def compile_ahead(executor: CompilingExecutor, budget: ForwardBudget, slots: Pre
 
 def _run_all(executor: CompilingExecutor, budget: ForwardBudget, slots: PrefixCache) -> None:
     model = executor.model
-    shapes = [LONE, SMALL]
-    if model.longest_prompt is None or model.longest_prompt > LONG.prefix:
-        shapes.append(LONG)
+    shapes = [LONE, SMALL, LONG]
     if carries_states(model.recurrence):
         shapes += NORMALISED
     if model.recurrence is not None and model.recurrence.grid:

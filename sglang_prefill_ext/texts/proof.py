@@ -178,12 +178,11 @@ def _doubt_of_added_tokens(config: Config) -> str:
 def _doubts_of_token(
     token: Config, boundaries: Boundaries, normalizer: str | None
 ) -> Iterator[str]:
-    is_normal = normalizer is not None and token["normalized"]
-    content = token["content"]
-    if boundaries.inside(unicodedata.normalize("NFC", content) if is_normal else content):
+    if boundaries.inside(unicodedata.normalize("NFC", token["content"])):
         yield "it contains a boundary"
     if token["single_word"]:
         yield "it depends on its neighbours"
     # Other characters than its own may become the last one, after which no text may be cut.
-    if is_normal and (normalizer == "BertNormalizer" or token["rstrip"]):
+    greedy = normalizer is not None and token["rstrip"]
+    if token["normalized"] and (greedy or normalizer == "BertNormalizer"):
         yield "it is looked for in normalised text"

@@ -137,6 +137,13 @@ def test_prompts_without_a_prefix_have_one_kind() -> None:
     assert stage.plans == []
 
 
+def test_forwards_of_recurrent_layers_fit_into_a_small_budget() -> None:
+    stage, budget = Stage(AttentionWay.FUSED), ForwardBudget(1000)
+    stage.recurrence = Recurrence(4, grid=256)
+    compile_ahead(stage, budget, MemoryCache(keeps=False))
+    assert all(budget.fits(plan.num_tokens, len(plan.reads)) for plan in stage.plans)
+
+
 @pytest.mark.parametrize("grid", [0, 256])
 def test_every_form_of_the_kernels_of_recurrent_layers_is_tried(grid: int) -> None:
     """SGLang's kernels have a form for states that are kept."""

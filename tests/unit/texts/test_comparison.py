@@ -59,7 +59,11 @@ class WrongBack(Bytes):
 def test_a_library_passes_only_without_any_difference(encoder: Bytes, difference: str) -> None:
     comparison = compare(encoder, Bytes(), ["a", "b", "ü"])
     assert comparison.difference == difference
-    assert comparison.seconds >= 0
+    assert 0 <= comparison.seconds < 60
+
+
+def test_a_text_that_hugging_face_reads_may_be_read() -> None:
+    assert compare(Permissive(), Permissive(), ["a"]).difference == ""
 
 
 def test_texts_are_compared_until_one_differs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,6 +77,17 @@ def test_a_splice_that_differs_is_found() -> None:
     splice = Splice(Boundaries(), NO_FRAME)
     assert gate.splice_difference(splice, Bytes(), []) == ""
     assert gate.splice_difference(splice, _Joining(), []) != ""
+
+
+def test_items_are_put_before_and_after_the_shared_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    orders = set()
+
+    def encode(*_: object, item_first: bool) -> None:
+        orders.add(item_first)
+
+    monkeypatch.setattr(Splice, "encode", encode)
+    assert gate.splice_difference(Splice(Boundaries(), NO_FRAME), Bytes(), []) == ""
+    assert orders == {False, True}
 
 
 class _Joining(Bytes):
@@ -112,5 +127,5 @@ class Slow(Bytes):
 
 def test_speed_is_measured_on_ordinary_requests() -> None:
     assert 0 < gate.us_per_text(Bytes()) < 1e5
-    assert gate.us_per_text(Slow()) >= 1e3 / 50
+    assert 1e3 / 50 <= gate.us_per_text(Slow()) < 1e3
     assert Bytes().rows(["a"]).tolist() == [[97]]

@@ -85,7 +85,10 @@ def test_unicode_normalisation_joins_a_boundary_with_nothing(mark: str) -> None:
             of(pre_tokenizers.Split(Regex(LLAMA_3), "merged_with_next")),
             "Split with behavior MergedWithNext",
         ),
-        (of(pre_tokenizers.Split(Regex(r"\p{N}"), "isolated")), "no pre-tokenizer that parts all"),
+        *(
+            (of(pre_tokenizers.Split(Regex(each), "isolated")), "no pre-tokenizer that parts all")
+            for each in (r"\p{N}", r"\s+", r" ?\p{L}+")
+        ),
         (of(pre_tokenizers.Metaspace(split=False)), "pre-tokenizer Metaspace without split"),
         (of(pre_tokenizers.CharDelimiterSplit("x")), "pre-tokenizer CharDelimiterSplit"),
         (of(pre_tokenizers.Whitespace(), normalizer=normalizers.NFKC()), "normalizer NFKC"),
@@ -132,8 +135,9 @@ def test_dropout_is_no_function_of_the_text() -> None:
 def test_boundaries_are_the_tokenizers_own() -> None:
     assert proof.boundaries_of(of(pre_tokenizers.Metaspace())).marks == ""
     assert proof.boundaries_of(of(pre_tokenizers.WhitespaceSplit())).marks == ""
-    greedy = of(pre_tokenizers.Whitespace(), added=[AddedToken("<end>", rstrip=True)])
+    greedy = of(pre_tokenizers.Whitespace(), added=["word", AddedToken("<end>", rstrip=True)])
     assert proof.boundaries_of(greedy) == Boundaries(MARKS, frozenset(">"))
+    assert proof.unproven(greedy) == ""
 
 
 def test_an_added_token_is_found_by_its_normal_form() -> None:
@@ -141,6 +145,8 @@ def test_an_added_token_is_found_by_its_normal_form() -> None:
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.add_tokens(["it" + MARK])
     assert tokenizer.encode("bit;").tokens == ["it;"]
+    added = of(pre_tokenizers.Whitespace(), normalizer=normalizers.NFC(), added=["word"])
+    assert proof.unproven(added) == ""
 
 
 def test_an_added_token_takes_the_spaces_after_a_text_that_becomes_its_own() -> None:

@@ -272,6 +272,7 @@ def test_splicing_can_be_turned_off() -> None:
     joined = encoder.encode_joined("a b c", ITEMS, item_first=False)
     assert whole(joined, False) == plain(["a b c" + item for item in ITEMS])
     assert (encoder.status()["why_no_splice"], metrics.totals["spliced"]) == ("turned off", 0)
+    assert metrics.totals["encoding_failures"] == 0
 
 
 def changed(kind: str, **parts: object) -> str:
