@@ -235,11 +235,13 @@ async def test_an_engine_that_goes_ends_its_calls_and_one_that_comes_takes_new_o
             packed = asyncio.ensure_future(ask(session))
             stock = asyncio.ensure_future(session.ask(StockScore("s", {}, {})))
             await until(lambda: engine.link.sent and engine.stock_calls)
+            assert session.in_flight == 2
         for asking in (packed, stock):
             with pytest.raises(EngineUnavailableError, match="Try again"):
                 await asking
-        with pytest.raises(EngineUnavailableError):
-            await ask(session)
+        for late in (ask(session), session.ask(StockScore("late", {}, {}))):
+            with pytest.raises(EngineUnavailableError):
+                await asyncio.wait_for(late, 10)
         with pytest.raises(EngineUnavailableError):
             _ = connection.session
         async with Broker(StubEngine(), path).running():
