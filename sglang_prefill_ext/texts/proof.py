@@ -91,7 +91,7 @@ def unproven(config: Config) -> str:
 
 def boundaries_of(config: Config) -> Boundaries:
     """Return where texts may be cut for a tokenizer that is not `unproven`."""
-    kind = config["pre_tokenizer"]["type"]
+    kind = (config.get("pre_tokenizer") or {}).get("type", "")
     marks = "" if kind == "Metaspace" else _WHITESPACE_SPLITTERS.get(kind, MARKS)
     greedy = (token["content"] for token in config.get("added_tokens", ()) if token["rstrip"])
     return Boundaries(marks, frozenset(content[-1:] for content in greedy))
