@@ -145,7 +145,8 @@ class Broker:
         self._forget(name)
         self._send(name, self._engine.facts())
         self._peers[name] = _Peer(hello.pid)
-        self._knock(name)
+        if self._engine.leaving:
+            self._send(name, messages.Leaving())
 
     async def _serve(self, name: bytes, call: messages.Call) -> None:
         """Serve a call; whatever goes wrong, it is answered."""
@@ -167,11 +168,9 @@ class Broker:
         """Tell all front ends that the engine leaves, or knock to find those that have gone."""
         while True:
             await asyncio.sleep(messages.BEAT_S)
+            message = messages.Leaving() if self._engine.leaving else messages.Knock()
             for name in self._peers:
-                self._knock(name)
-
-    def _knock(self, name: bytes) -> None:
-        self._send(name, messages.Leaving() if self._engine.leaving else messages.Knock())
+                self._send(name, message)
 
     def _forget(self, name: bytes) -> None:
         """Forget a front end, and end its calls, whose answers nobody waits for."""

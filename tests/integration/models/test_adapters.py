@@ -207,13 +207,12 @@ def test_a_forward_has_as_many_adapters_as_there_are_slots(
     client = running.client
     wanted = [client.post("/generate", body, stock=True).json() for body in bodies]
     client.post("/flush_cache", {}).raise_for_status()
-    with (
-        client.counting() as moved,
-        held_back(running.server, client, pool, bodies, "/generate") as replies,
-    ):
-        pass
-    for reply, answer in zip(replies, wanted, strict=True):
-        assert_same(reply.result().json(), answer)
+    with client.counting() as moved:
+        with held_back(running.server, client, pool, bodies, "/generate") as replies:
+            pass
+        found = [reply.result().json() for reply in replies]
+    for answer, own in zip(found, wanted, strict=True):
+        assert_same(answer, own)
     assert moved["scheduler.forwards"] == forwards
 
 
