@@ -36,8 +36,9 @@ class Adapters:
         """
         if len(adapters) == 1:
             return True
-        is_loaded = self._manager is not None and {*adapters} - {""} <= self._manager.loras.keys()
-        return is_loaded and bool(self._manager.validate_lora_batch(_ids(adapters)))
+        if self._missing(adapters):
+            return False
+        return bool(self._manager.validate_lora_batch(_ids(adapters)))
 
     def load(self, parts: Sequence[Adapted]) -> None:
         """Load the adapters of a forward into SGLang's memory pool, evicting others if need be.
@@ -49,9 +50,8 @@ class Adapters:
                 the client no longer waits for the answer.
         """
         adapters = {part.adapter for part in parts}
-        for adapter in adapters - {""}:
-            if self._manager is None or adapter not in self._manager.loras:
-                raise PackedForwardError(f"adapter: {adapter!r} is not loaded; send its name again")
+        for adapter in self._missing(adapters):
+            raise PackedForwardError(f"adapter: {adapter!r} is not loaded; send its name again")
         if adapters:
             self._manager.fetch_new_loras(_ids(adapters))
 
@@ -66,6 +66,11 @@ class Adapters:
             self._manager.prepare_lora_batch(self._batch_of(parts, lens))
         elif self._manager is not None:
             self._manager.reset_lora_batch()
+
+    def _missing(self, adapters: Collection[str]) -> set[str]:
+        """Those of the adapters that are not loaded (any more)."""
+        loaded = () if self._manager is None else self._manager.loras
+        return {*adapters} - {"", *loaded}
 
     def _batch_of(self, parts: Sequence[Adapted], lens: list[int]) -> ForwardBatch:
         """A batch with only the fields that SGLang's adapters read."""
