@@ -7,10 +7,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from sglang.kernels.ops.attention.fla.fused_norm_gate import FusedRMSNormGated
 from sglang.srt.layers.attention.linear.kda_backend import KDAAttnBackend
 from sglang.srt.layers.layernorm import Gemma4RMSNorm
 from sglang.srt.layers.moe import fused_moe_native
-from sglang.srt.models import afmoe, ernie4, llama4, longcat_flash, minimax_m2, nemotron_h
+from sglang.srt.models import (
+    afmoe,
+    ernie4,
+    llama4,
+    longcat_flash,
+    minimax_m2,
+    nemotron_h,
+    qwen2_moe,
+)
 
 from sglang_prefill_ext.border import patches
 from sglang_prefill_ext.border.cpu.recurrent import carried_over_pool
@@ -95,6 +104,20 @@ def idle_experts_in_torch(
     return passed
 
 
+def gate_in_torch(
+    hidden: torch.Tensor, gate: torch.Tensor, shared: torch.Tensor, out: torch.Tensor
+) -> None:
+    """Stands in for the gate of Qwen's shared expert, whose kernel takes long to interpret."""
+    out += (hidden @ gate).sigmoid()[:, None] * shared
+
+
+def gated_norm_in_torch(norm: Any, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """Stands in for SGLang's gated norm, whose kernel takes long to interpret, too."""
+    activate = torch.sigmoid if norm.activation == "sigmoid" else torch.nn.functional.silu
+    made = torch.nn.functional.rms_norm(x, norm.weight.shape, norm.weight, norm.eps)
+    return made * activate(gate)
+
+
 def norms_in_torch(
     norms: Any, q: torch.Tensor, k: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -117,6 +140,8 @@ def without_a_gpu() -> None:
     ernie4._is_cpu = True  # as on SGLang's own CPU platform; otherwise its router fails
     afmoe.fused_moe = experts_in_torch
     longcat_flash.zero_experts_compute_triton = idle_experts_in_torch
+    qwen2_moe.fused_gate_sigmoid_mul_add = gate_in_torch
+    FusedRMSNormGated.forward = gated_norm_in_torch
     minimax_m2.MiniMaxM2QKRMSNorm._forward_naive = norms_in_torch
     fused_moe_native.moe_forward_native = all_experts_in_torch
     # On a CPU, Llama 4 would leave out positions and round to bfloat16.
