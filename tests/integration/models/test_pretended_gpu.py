@@ -24,7 +24,7 @@ STOCK_GRAPHS = (
 FLAGS: dict[str, tuple[str, ...]] = {
     "tiny": STOCK_GRAPHS,
     "tiny fa3": ("--prefill-only-attention", "merge-fa3"),
-    "tiny torch": ("--prefill-only-attention", "torch"),
+    "qwen3 torch": ("--prefill-only-attention", "torch"),
     "tiny adapter": ("--load-format", "auto", "--enable-lora"),
     "tiny fp8": ("--quantization", "fp8", "--kv-cache-dtype", "fp8_e4m3"),
     "gemma2": (),
@@ -46,7 +46,7 @@ REPLAYED = {"graph", "too_large", "overrides", "adapter"}
 PREFIXES_KEPT = {"graph", "held_prefix", "kept_prefix", "overrides"}
 """How they run if graphs do not use the prefix cache."""
 USES = dict.fromkeys(FLAGS, REPLAYED) | {
-    "tiny torch": {"no_graphs"},
+    "qwen3 torch": {"no_graphs"},
     "tiny fp8": PREFIXES_KEPT,
     "olmoe": REPLAYED | {"counted"},
     "deepseek-v2": PREFIXES_KEPT | {"counted"},
@@ -61,13 +61,13 @@ USES = dict.fromkeys(FLAGS, REPLAYED) | {
 }
 """How forwards may run; of models without graphs nothing is counted."""
 WAITS: dict[str, set[str]] = {name: set() for name in FLAGS} | {
-    "tiny torch": {"a copy to the GPU in __init__"},  # of the plans of its calls
+    "qwen3 torch": {"a copy to the GPU in __init__"},  # of the plans of its calls
     "tiny adapter": {"a copy to the GPU in apply_to"},  # SGLang's, of the batch of adapters
 }
 """Where the host waits for the GPU while it serves."""
 KERNELS = dict.fromkeys(FLAGS, "attention_kernel") | {
     "tiny fa3": "fwd",
-    "tiny torch": "store_cache",
+    "qwen3 torch": "store_cache",
     "tiny adapter": "_chunked_lora_expand_kernel",
     "tiny fp8": "fp8_scaled_mm",
     "olmoe": "block_choice_kernel",
@@ -155,7 +155,7 @@ def test_no_forward_leaves_its_tensors_to_the_garbage_collector(
 def test_the_kernels_of_the_way_are_launched(reports: dict[str, Any], name: str) -> None:
     launched = reports[name]["launched"]
     assert KERNELS[name] in launched
-    assert ("attention_kernel" in launched) == (name != "tiny torch")
+    assert ("attention_kernel" in launched) == (name != "qwen3 torch")
 
 
 @each_case
