@@ -33,29 +33,25 @@ def attend(
         first = max(first, position - variant.window)
     if variant.chunk:
         first = max(first, position // variant.chunk * variant.chunk)
-    k, v = k[first:], v[first:]
-    outs, lses = [], []
-    heads_per_key_head = q.shape[0] // k.shape[1]
-    for head in range(q.shape[0]):
-        keys, values = (x[:, head // heads_per_key_head].double() for x in (k, v))
-        scores = (keys * q[head].double()).sum(-1) * scale
-        if variant.soft_cap:
-            scores = variant.soft_cap * torch.tanh(scores / variant.soft_cap)
-        if variant.sinks is not None:
-            scores = torch.cat([scores, variant.sinks[head : head + 1].double()])
-            values = torch.cat([values, values.new_zeros(1, values.shape[1])])
-        lses.append(scores.logsumexp(0))
-        outs.append((scores.softmax(0)[:, None] * values).sum(0))
-    return torch.stack(outs), torch.stack(lses)
+    of_heads = q.shape[0] // k.shape[1]
+    keys, values = (x[first:].double().repeat_interleave(of_heads, 1) for x in (k, v))
+    scores = (keys * q.double()).sum(-1) * scale
+    if variant.soft_cap:
+        scores = variant.soft_cap * torch.tanh(scores / variant.soft_cap)
+    if variant.sinks is not None:
+        scores = torch.cat([scores, variant.sinks[None].double()])
+        values = torch.cat([values, torch.zeros_like(values[:1])])
+    return (scores.softmax(0)[..., None] * values).sum(0), scores.logsumexp(0)
 
 
 def attention_by_definition(layout: ForwardLayout, inputs: LayerInputs, held: Held) -> Tensor:
     """`[T, H, Dv]` float64, of the arguments of `DenseCalls.forward`."""
-    q, k, v, out = inputs.q, inputs.k, inputs.v, []
+    q, k, v = (each.double() for each in (inputs.q, inputs.k, inputs.v))
+    out = []
     variant = Variant(inputs.soft_cap, inputs.window, inputs.sinks, inputs.chunk)
     token = 0
     for span, pair in zip(layout.groups, held, strict=True):
-        seen_k, seen_v = pair if pair is not None else (k[:0], v[:0])
+        seen_k, seen_v = (each.double() for each in pair) if pair else (k[:0], v[:0])
         for segment, length in enumerate([span.fresh, *span.suffix_lens.tolist()]):
             own_k, own_v = k[token : token + length], v[token : token + length]
             for i in range(length):
