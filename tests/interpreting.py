@@ -115,7 +115,7 @@ def _operands(self: Any, left: Any, right: Any, *args: Any, **options: Any) -> A
     if type(left) is not core.tensor:
         return _checked_operands(self, left, right, *args, **options)
     if type(right) in (int, float, bool):
-        key = left.type.name, type(right), right, args, *options.items()
+        key = left.type.name, repr(right), args, *options.items()  # -0.0 equals 0.0
         if key not in _numbers:
             kept, number = _checked_operands(self, left, right, *args, **options)
             if kept is not left:
@@ -148,7 +148,7 @@ def _broadcast(self: Any, left: Any, right: Any) -> Any:
 
 
 def _constant(self: Any, value: Any, dtype: Any) -> Any:
-    key = type(value), value, dtype.name
+    key = repr(value), dtype.name
     if key not in _constants:
         _constants[key] = _scalar_constant(self, value, dtype)
     return _constants[key]

@@ -6,7 +6,6 @@ import random
 from array import array
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -35,8 +34,6 @@ from sglang_prefill_ext.wire.read import Vectors
 BUDGETS = {"one_forward": 16_384, "small_budget": 160}
 GRAPH_TOKENS = 256
 """More than all prompts of a shape have."""
-REPLAYED = ("bert", "bert-classifier", "xlm-roberta-reranker")
-"""Encoders with each kind of layers and of heads."""
 SHAPES = ((0, (1, 5, 130, 33, 64, 3)), (40, (1, 2, 8, 30)), (80, (9, 30)))
 """Tokens of the shared prefix and of the rows behind it."""
 
@@ -63,9 +60,10 @@ def encoder_report(runner: Any, directory: str, packed: Callable[..., Any]) -> d
         name: [value for each in rows for value in packed(model, each, budget)["values"]]
         for name, budget in BUDGETS.items()
     }
-    graphs: dict[str, Any] = {}
-    if Path(directory).name in REPLAYED:
-        found["graphs"], graphs = _replayed(model, rows)
+    graphs = PackedExecutor(model, readout_bytes=1 << 20, attention=AttentionWay.FUSED)
+    with patch.object(replay, "sizes_up_to", lambda most: [most]):  # others would take time only
+        graphs.capture_graphs(GRAPH_TOKENS)
+    found["graphs"] = [value for each in rows for value in _values(graphs, each)]
     found["stock"] = [value for prompt in flat for value in _stock_vector(runner, prompt)]
     found["hugging_face"] = [value for prompt in flat for value in reference(prompt)]
     forwards = [packed(model, each, BUDGETS["small_budget"])["forwards"] for each in rows]
@@ -74,7 +72,7 @@ def encoder_report(runner: Any, directory: str, packed: Callable[..., Any]) -> d
     return {
         "vectors": vectors,
         "forwards": forwards,
-        "graphs": graphs,
+        "graphs": graphs.graph_use.as_dict(),
         "refused": _refused(model, rows[0]),
     }
 
@@ -115,15 +113,6 @@ def _values(executor: PackedExecutor, rows: PackedRows) -> list[float]:
     (piece,) = split_request(rows, ForwardBudget(BUDGETS["one_forward"]))
     values = executor.launch(plan_forward([piece])).wait()
     return values.tolist()  # type: ignore[no-any-return]
-
-
-def _replayed(model: SglangEncoder, work: list[PackedRows]) -> tuple[list[float], dict[str, Any]]:
-    """The vectors of rows by a graph, and how forwards ran."""
-    executor = PackedExecutor(model, readout_bytes=1 << 20, attention=AttentionWay.FUSED)
-    with patch.object(replay, "sizes_up_to", lambda most: [most]):  # others would take time only
-        executor.capture_graphs(GRAPH_TOKENS)
-    values = [value for rows in work for value in _values(executor, rows)]
-    return values, executor.graph_use.as_dict()
 
 
 def _refused(model: SglangEncoder, rows: PackedRows) -> str:
