@@ -70,14 +70,16 @@ def ask(
 
     Args:
         channel: the caller's end of the socket; the fork server is a descendant of the caller.
-        command: ``python [-P] -m MODULE ARGS`` or ``python -c CODE ARGS``.
+        command: ``python [-P] -m MODULE ARGS`` or ``python -c CODE ARGS``. It runs on the cores of
+            the calling thread, as if that had started it.
         files: by the number that a file shall have in the child, its number here.
 
     Raises:
         OSError: the fork server has ended.
     """
     request = {"command": list(command), "files": list(files), "env": dict(env), "cwd": cwd}
-    message = json.dumps(request | {"new_session": new_session}).encode()
+    request |= {"new_session": new_session, "cores": list(os.sched_getaffinity(0))}
+    message = json.dumps(request).encode()
     with _one_at_a_time, adopting():
         socket.send_fds(channel, [message], list(files.values()))
         answer = channel.recv(64)
@@ -149,6 +151,7 @@ def _run(request: dict[str, Any], files: Sequence[int]) -> NoReturn:
     """Run a command in this process, as the interpreter would."""
     if request["new_session"]:
         os.setsid()
+    os.sched_setaffinity(0, request["cores"])
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
@@ -182,23 +185,31 @@ def _number(files: dict[int, int]) -> None:
 def _give_fork_server() -> None:
     """Fork this process's own fork server, and let `multiprocessing` use it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    if os.fork() == 0:
+    if (pid := os.fork()) == 0:
         ours.close()
         serve(theirs)
     theirs.close()
+    _hide(pid)
     owner, start = os.getpid(), multiprocessing.util.spawnv_passfds
 
     def spawnv_passfds(path: bytes, args: Sequence[str], passfds: Sequence[int]) -> int:
         if "--multiprocessing-fork" in args and os.getpid() == owner:
             files = {file: file for file in (0, 1, 2, *passfds)}
-            try:
-                command = [os.fsdecode(arg) for arg in args]
-                return ask(ours, command, files, env=os.environ, cwd=os.getcwd())
-            except OSError:  # SGLang's engine ends every child on shutdown
-                pass
+            command = [os.fsdecode(arg) for arg in args]
+            return ask(ours, command, files, env=os.environ, cwd=os.getcwd())
         return start(path, args, passfds)
 
     multiprocessing.util.spawnv_passfds = spawnv_passfds
+
+
+def _hide(pid: int) -> None:
+    """Hide a child from `psutil` in this process: SGLang's engine ends all that it finds."""
+    found = psutil.Process.children
+
+    def children(process: psutil.Process, recursive: bool = False) -> list[psutil.Process]:
+        return [child for child in found(process, recursive) if child.pid != pid]
+
+    psutil.Process.children = children
 
 
 def _set_process_option(option: int, value: int | bytes) -> None:

@@ -31,6 +31,7 @@ def report():
         "argv": sys.argv, "name": __name__, "said": os.environ.get("PREFILL_ONLY_SAID"),
         "imported": "sglang.srt.managers.scheduler" in sys.modules, "number": random.random(),
         "plugins_loaded": plugins._plugins_loaded, "main_is": sys.modules["__main__"].__name__,
+        "cores": [*os.sched_getaffinity(0)],
     }
 
 def child(pipe):
@@ -41,6 +42,7 @@ if __name__ == "__main__":
     ours, theirs = context.Pipe()
     sys.modules["sglang.srt.plugins"]._plugins_loaded = True  # which no other process must see
     os.environ["PREFILL_ONLY_SAID"] += " to a child"
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     process = context.Process(target=child, args=(theirs,))
     process.start()
     print(json.dumps([report(), ours.recv()]))
@@ -80,6 +82,24 @@ def test_a_module_runs_as_the_interpreter_would_run_it(tmp_path: Path) -> None:
     assert all(one["imported"] and one["cwd"] == str(tmp_path) for one in (parent, child))
     assert [one["plugins_loaded"] for one in (parent, child)] == [True, False]
     assert parent["number"] != child["number"]
+    assert parent["cores"] == child["cores"] == [max(os.sched_getaffinity(0))]
+
+
+def test_what_ends_all_of_its_children_can_start_others() -> None:
+    """SGLang's engine does so when it shuts down."""
+    imported = "import sys; print('sglang.srt.managers.scheduler' in sys.modules)"
+    code = (
+        "import multiprocessing, psutil\n"
+        "for child in psutil.Process().children(recursive=True):\n"
+        "    child.kill()\n"
+        f"args = ({imported!r},)\n"
+        "process = multiprocessing.get_context('spawn').Process(target=exec, args=args)\n"
+        "process.start()\n"
+        "process.join()\n"
+    )
+    with started("-c", code, env=server_env()) as process:
+        output, _ = process.communicate(timeout=300)
+    assert output.split() == [b"True"]
 
 
 def test_it_can_be_ended_by_a_signal_and_leaves_nobody() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
-from tests.integration.support.own_server import run_python, run_script
+from tests.integration.support.own_server import run_forked, run_script
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -192,8 +193,8 @@ def test_the_configuration_file(outcomes: dict[str, Any]) -> None:
 
 
 def test_the_exit_status_and_stderr_of_a_real_start(model_dir: Callable[[str], Path]) -> None:
-    flags = ("--model-path", model_dir("micro"), "--device", "cpu", *ENABLE, "--pp-size", "2")
-    run = run_python("-m", "sglang.launch_server", *flags)
+    flags = ("--model-path", str(model_dir("micro")), "--device", "cpu", *ENABLE, "--pp-size", "2")
+    run = run_forked([sys.executable, "-m", "sglang.launch_server", *flags])
     assert run.returncode == 1
     assert "--enable-prefill-only cannot be combined with --pp-size 2" in run.stderr
 

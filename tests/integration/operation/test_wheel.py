@@ -32,17 +32,21 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 
 def give_byte_code(python: Path) -> None:
-    """Copy byte code of the packages that our own environment has, too.
+    """Link byte code of the packages that our own environment has, too.
 
     SGLang imports some 5,000 modules, and compiling them takes a minute.
     """
     ours = Path(sysconfig.get_path("purelib"))
     (theirs,) = python.parents[1].glob("lib/python*/site-packages")
-    for file in ours.rglob("__pycache__/*.pyc"):
-        target = theirs / file.relative_to(ours)
-        if target.parents[1].is_dir() and not target.exists():  # some wheels have byte code
-            target.parent.mkdir(exist_ok=True)
-            shutil.copyfile(file, target)
+    for found, _, names in os.walk(ours):
+        target = theirs / Path(found).relative_to(ours)
+        if target.name == "__pycache__" and target.parent.is_dir():
+            target.mkdir(exist_ok=True)
+            for name in {*names} - {*os.listdir(target)}:  # some wheels have byte code
+                try:
+                    os.link(f"{found}/{name}", target / name)
+                except OSError:  # another file system
+                    shutil.copyfile(f"{found}/{name}", target / name)
 
 
 @pytest.fixture(scope="module")

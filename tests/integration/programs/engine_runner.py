@@ -20,6 +20,7 @@ from sglang.srt.managers.tokenizer_manager_score_mixin import ScoreResult
 from sglang_prefill_ext.errors import ConfigError
 
 CPU = {"device": "cpu", "dtype": "float32", "max_total_tokens": 8192}
+PREFILL_ONLY = {"enable_prefill_only": True, "prefill_only_max_forward_tokens": 1024}
 
 
 def refusal(model: str, **kwargs: Any) -> str:
@@ -60,7 +61,7 @@ def with_tensors(body: dict[str, Any]) -> dict[str, Any]:
 
 def another_engine(model: str, bodies: list[dict[str, Any]]) -> dict[str, Any]:
     """The answers of an engine that is made after another one, with SGLang's HTTP module loaded."""
-    engine = sglang.Engine(model_path=model, enable_prefill_only=True, **CPU)
+    engine = sglang.Engine(model_path=model, **PREFILL_ONLY, **CPU)
     try:
         scores = [plain(engine.score(**body)) for body in bodies]
         counters = engine.tokenizer_manager._prefill_only.path.metrics.as_dict()
@@ -78,9 +79,7 @@ def main() -> None:
         "refused_value": refusal(model, enable_prefill_only=True, prefill_only_max_items=0),
         "refused_alone": refusal(model, prefill_only_max_items=5),
     }
-    engine = sglang.Engine(
-        model_path=model, enable_prefill_only=True, prefill_only_max_items=50, **CPU
-    )
+    engine = sglang.Engine(model_path=model, prefill_only_max_items=50, **PREFILL_ONLY, **CPU)
     try:
         report["score"] = [plain(engine.score(**body)) for body in bodies]
         report["async_score"] = [

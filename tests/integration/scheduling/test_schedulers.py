@@ -13,7 +13,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from sglang_prefill_ext.local_server import LocalServer
 from sglang_prefill_ext.local_server.environment import CPU_ARGS
 from tests.integration.support.client import Client, Json, score_body, wait_until
 from tests.integration.support.own_server import Serving, serving
@@ -34,8 +33,7 @@ def running(model_dir: Callable[[str], Path]) -> Iterator[Serving]:
     cores = ("--prefill-only-scheduler-cores", "1")
     budget = ("--prefill-only-max-forward-tokens", "1024")
     flags = (*flags, *cores, *budget)
-    # Started as a user starts it: the binding to cores and the watch over schedulers are tested.
-    with serving(model_dir("micro"), "schedulers", *flags, kind=LocalServer) as serving_now:
+    with serving(model_dir("micro"), "schedulers", *flags) as serving_now:
         yield serving_now
 
 
