@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ _SEVERE = st.sampled_from(
 TEXT = st.lists(st.one_of(_SEVERE, st.text(max_size=4), st.just(" ")), max_size=7).map("".join)
 
 
+@cache
 def loaded(source: str) -> tuple[TokenizerCopy, Splice]:
     config = json.loads(source)
     assert unproven(config) == ""
