@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,18 +110,25 @@ class Stub:
 
 @asynccontextmanager
 async def served(app: Any) -> AsyncIterator[str]:
-    """Serve an application; yields its URL."""
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error")
+    """Serve an application; yields its URL.
+
+    uvicorn's own loop would notice only after 0.1 s that the server shall end, and wait for more.
+    """
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None)
     server = uvicorn.Server(config)
-    server.capture_signals = nullcontext  # type: ignore[assignment,method-assign]
-    serving = asyncio.ensure_future(server.serve())
-    await until(lambda: server.started)
-    port = server.servers[0].sockets[0].getsockname()[1]
+    config.load()
+    server.lifespan = config.lifespan_class(config)
+    await server.startup()
+    (listening,) = server.servers
     try:
-        yield f"http://127.0.0.1:{port}"
+        yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
     finally:
-        server.should_exit = True
-        await serving
+        listening.close()
+        state = server.server_state
+        for connection in list(state.connections):
+            connection.shutdown()
+        await until(lambda: not (state.connections or state.tasks))
+        await server.lifespan.shutdown()
 
 
 async def until(done: Callable[[], bool]) -> None:

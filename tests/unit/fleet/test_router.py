@@ -17,6 +17,7 @@ import pytest
 from msgspec.structs import replace
 
 from sglang_prefill_ext.errors import EngineUnavailableError
+from sglang_prefill_ext.fleet import fleet as fleet_module
 from sglang_prefill_ext.fleet.fleet import Fleet
 from sglang_prefill_ext.fleet.router import Router
 from sglang_prefill_ext.fleet.selection import Selection
@@ -30,6 +31,11 @@ from tests.unit.fleet.stub_engines import Stub, an_offer, served, until
 
 ITEMS = [[5 + n % 7] * (20 + n % 9) for n in range(60)]
 SCORE = {"query": [3, 4], "items": ITEMS, "label_token_ids": [5, 9]}
+
+
+@pytest.fixture(autouse=True)
+def _engines_are_asked_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_module, "BEAT_S", 0.1)
 
 
 @dataclass
@@ -348,7 +354,10 @@ async def test_engines_of_another_model_take_over_what_is_under_way() -> None:
         assert new.engine.rows == [len(ITEMS)]
 
 
-async def test_an_engine_that_stands_still_does_not_hold_up_a_new_router() -> None:
+async def test_an_engine_that_stands_still_does_not_hold_up_a_new_router(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fleet_module, "_OTHERS_S", 0.3)
     ended = asyncio.Event()
 
     async def say_nothing(asked: asyncio.StreamReader, answer: asyncio.StreamWriter) -> None:
