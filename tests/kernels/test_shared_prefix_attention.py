@@ -54,9 +54,7 @@ def test_any_forward_and_any_queries(
 ) -> None:
     tokens = st.integers(0, forward.num_tokens - 1)
     queries = data.draw(st.none() | st.sets(tokens, max_size=20).map(sorted))
-    # Heads of several key heads are computed by other programs: other tests have them.
-    sizes = {"heads": 2, "key_heads": 1, "block_tokens": block}
-    case = make_case(forward, device, torch.float32, queries, **sizes)
+    case = make_case(forward, device, torch.float32, queries, block_tokens=block)
     case.check(run(case))
 
 

@@ -44,7 +44,6 @@ def serving(
     name: str,
     *flags: str,
     env: Mapping[str, str] | None = None,
-    kind: type[LocalServer] = ForkedServer,
 ) -> Iterator[Serving]:
     """A server for the caller alone and its client; the log is ``.cache/logs/<name>.log``.
 
@@ -52,7 +51,7 @@ def serving(
     """
     log = LOGS / f"{name}.log"
     flags = ("--sleep-on-idle", *flags)
-    with kind(model, flags, env=env, log_path=log) as server, client_of(server) as client:
+    with ForkedServer(model, flags, env=env, log_path=log) as server, client_of(server) as client:
         yield Serving(server, client)
 
 
