@@ -21,6 +21,7 @@ import json
 import multiprocessing.util
 import os
 import runpy
+import signal
 import socket
 import sys
 import threading
@@ -71,7 +72,7 @@ def ask(
     Args:
         channel: the caller's end of the socket; the fork server is a descendant of the caller.
         command: ``python [-P] -m MODULE ARGS`` or ``python -c CODE ARGS``. It runs on the cores of
-            the calling thread, as if that had started it.
+            the calling thread, and ignores SIGQUIT if that does, as if that had started it.
         files: by the number that a file shall have in the child, its number here.
 
     Raises:
@@ -79,6 +80,7 @@ def ask(
     """
     request = {"command": list(command), "files": list(files), "env": dict(env), "cwd": cwd}
     request |= {"new_session": new_session, "cores": list(os.sched_getaffinity(0))}
+    request |= {"ignores_quit": signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN}
     message = json.dumps(request).encode()
     with _one_at_a_time, adopting():
         socket.send_fds(channel, [message], list(files.values()))
@@ -152,6 +154,7 @@ def _run(request: dict[str, Any], files: Sequence[int]) -> NoReturn:
     if request["new_session"]:
         os.setsid()
     os.sched_setaffinity(0, request["cores"])
+    signal.signal(signal.SIGQUIT, signal.SIG_IGN if request["ignores_quit"] else signal.SIG_DFL)
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])

@@ -85,6 +85,30 @@ def test_a_module_runs_as_the_interpreter_would_run_it(tmp_path: Path) -> None:
     assert parent["cores"] == child["cores"] == [max(os.sched_getaffinity(0))]
 
 
+@pytest.mark.parametrize("starter", [signal.SIG_IGN, signal.SIG_DFL])
+def test_sigquit_is_ignored_by_what_is_started_by_a_process_that_ignores_it(
+    starter: signal.Handlers,
+) -> None:
+    """A shell script starts commands with ``&`` so. Children of one that handles it end by it."""
+    seen = """
+import multiprocessing, signal
+def by_a_child():
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(signal.getsignal, (signal.SIGQUIT,)).name
+print(signal.getsignal(signal.SIGQUIT).name, by_a_child())
+signal.signal(signal.SIGQUIT, print)
+print(by_a_child())
+"""
+    before = signal.signal(signal.SIGQUIT, starter)
+    try:
+        process = started("-c", seen, env=server_env())
+    finally:
+        signal.signal(signal.SIGQUIT, before)
+    with process:
+        output, _ = process.communicate(timeout=300)
+    assert output.decode().split() == [starter.name, starter.name, "SIG_DFL"]
+
+
 def test_what_ends_all_of_its_children_can_start_others() -> None:
     """SGLang's engine does so when it shuts down."""
     imported = "import sys; print('sglang.srt.managers.scheduler' in sys.modules)"
