@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeAlias
 
 import torch
 
@@ -26,10 +24,12 @@ from sglang_prefill_ext.forward.pace import (
     CHUNK_TOKENS,
     LEAST_TOKENS,
     ROW_TOKENS,
+    Agree,
     chunk_plans,
     measured_pace,
     run,
     sample_plan,
+    sampled_tokens,
     tokens_while_launching,
 )
 from sglang_prefill_ext.layout.recurrence_plan import carries_states
@@ -43,8 +43,9 @@ logger = logging.getLogger(__name__)
 MEMORY_SHARE = 0.8
 """Share of the free memory for forwards; the rest is for fragmentation and for stock batches."""
 
-Agree: TypeAlias = Callable[[list[int]], list[int]]
-"""The largest of each number over all tensor-parallel ranks."""
+LONGEST_S = 60.0
+"""Seconds of a forward, at most: SGLang's watchdog ends a scheduler that makes no progress for five
+minutes by default. Only a large model on a CPU is so slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +102,9 @@ def calibrate(
     """
     graphs = NO_GRAPHS
     try:
-        memory, max_tokens = _largest_that_fits(executor, max_tokens, agree)
-        pace = eager = measured_pace(executor, max_tokens, max_tokens)
+        sampled = sampled_tokens(executor, max_tokens, agree)
+        memory, max_tokens = _largest_that_fits(executor, max_tokens, sampled, agree)
+        pace = eager = measured_pace(executor, sampled, max_tokens)
         if graph_tokens:
             # Measure eager forwards first: from here on short ones are replayed.
             if useful_graphs:
@@ -125,14 +127,15 @@ def calibrate(
         ) from error
     own = min(free_bytes(executor.model.device), most_bytes - executor.graph_use.bytes)
     usable = int(MEMORY_SHARE * own) - memory.fixed_bytes
-    per_token, per_row, too_much, launch_tokens, eager_tokens = agree(
+    in_time = max(LEAST_TOKENS, int(LONGEST_S / eager.s_per_token))
+    per_token, per_row, too_much, too_late, launch_tokens, eager_tokens = agree(
         [
-            *(memory.bytes_per_token, memory.bytes_per_row, -usable),
+            *(memory.bytes_per_token, memory.bytes_per_row, -usable, -in_time),
             *(pace.launch_tokens, graphs.eager_tokens),
         ]
     )
     return Calibration(
-        ForwardBudget(max_tokens, -too_much, per_token, per_row),
+        ForwardBudget(min(max_tokens, -too_late), -too_much, per_token, per_row),
         launch_tokens,
         1 / pace.s_per_token,
         replace(graphs, eager_tokens=eager_tokens),
@@ -140,16 +143,16 @@ def calibrate(
 
 
 def _largest_that_fits(
-    executor: PackedExecutor, max_tokens: int, agree: Agree
+    executor: PackedExecutor, max_tokens: int, sampled: int, agree: Agree
 ) -> tuple[MemoryModel, int]:
-    """Measure memory with forwards of `max_tokens`, or of fewer; return how many they had, too.
+    """Measure the memory of `max_tokens`, or of fewer if they do not fit; return how many, too.
 
     Raises:
         OutOfMemoryError: forwards of `CHUNK_TOKENS` or less do not fit.
     """
     memory = failure = None
     try:
-        memory = measured_memory(executor, max_tokens)
+        memory = measured_memory(executor, max_tokens, sampled)
     except torch.OutOfMemoryError as error:
         if max_tokens <= CHUNK_TOKENS:
             raise
@@ -163,18 +166,19 @@ def _largest_that_fits(
         "lower --mem-fraction-static.",
         *(max_tokens, failure or "of another rank", fewer),
     )
-    return _largest_that_fits(executor, fewer, agree)
+    return _largest_that_fits(executor, fewer, min(sampled, fewer), agree)
 
 
-def measured_memory(executor: PackedExecutor, max_tokens: int) -> MemoryModel:
-    """Run forwards of up to `max_tokens` tokens, and fit a model to their peak memory.
+def measured_memory(executor: PackedExecutor, max_tokens: int, sampled: int) -> MemoryModel:
+    """Run forwards of up to `sampled` tokens; fit a model of the memory of up to `max_tokens`.
 
     A read-out begins after the layers have freed their memory. So the peak of a read-out of whole
     chunks of logits, measured with few tokens, is a lower bound of the model's fixed part.
     """
-    tokens, device = max(max_tokens, LEAST_TOKENS), executor.model.device
+    tokens, device = max(sampled, LEAST_TOKENS), executor.model.device
+    beyond = tokens < max_tokens
     sizes = (
-        (min(CHUNK_TOKENS, tokens // 2), 1),
+        (tokens if beyond else min(CHUNK_TOKENS, tokens // 2), 1),
         (tokens, tokens // ROW_TOKENS),
         (tokens, tokens // 2),
     )
@@ -184,13 +188,14 @@ def measured_memory(executor: PackedExecutor, max_tokens: int) -> MemoryModel:
         Sample(plan.num_tokens, plan.num_rows, peak_bytes(device, partial(run, executor, plan)))
         for plan in plans
     )
-    fitted = fit_memory(*samples)
+    fitted = fit_memory(*samples, beyond=beyond)
     if not executor.chunk_reads:
         return fitted
     readout = SAFETY * max(
         peak_bytes(device, partial(_run_if_possible, executor, plan))
         for plan in chunk_plans(executor.chunk_reads, tokens)
     )
+    readout *= max(1.0, min(2 * executor.chunk_reads, max_tokens) / tokens)  # of whole chunks
     return replace(fitted, fixed_bytes=max(fitted.fixed_bytes, math.ceil(readout)))
 
 

@@ -93,25 +93,30 @@ class MemoryModel:
     bytes_per_row: int
 
 
-def fit_memory(some: Sample, most: Sample, most_rows: Sample) -> MemoryModel:
+def fit_memory(
+    some: Sample, most: Sample, most_rows: Sample, *, beyond: bool = False
+) -> MemoryModel:
     """Fit a model to three samples: `SAFETY` times a bound for all sizes between them.
 
     The peak of a forward is the largest of the peaks of its layers, its attention and its read-out.
     Each of these grows linearly, except that work done in chunks stops growing at the first whole
     chunk. From there on, the peak lies below every straight line between two of its points, and so
-    below the model, which goes through the samples.
+    below the model, which goes through the samples. Beyond them it may not: k times as many tokens
+    and rows can take k times the memory of `most`, but no more.
 
     Args:
         some: a forward that is just large enough for whole chunks.
-        most: as many tokens as a forward may have.
+        most: as many tokens as a forward may have, or fewer, see `beyond`.
         most_rows: as many tokens, and more rows.
+        beyond: the model shall bound larger forwards, too.
     """
-    assert some.tokens < most.tokens == most_rows.tokens, (some, most, most_rows)
+    assert some.tokens <= most.tokens == most_rows.tokens, (some, most, most_rows)
     more_rows = most_rows.rows - most.rows
     per_row = max(0.0, (most_rows.peak_bytes - most.peak_bytes) / more_rows)
-    by_rows = per_row * (most.rows - some.rows)
-    more_tokens = most.tokens - some.tokens
-    per_token = max(0.0, (most.peak_bytes - some.peak_bytes - by_rows) / more_tokens)
+    least = Sample(0, 0, 0) if beyond else some
+    by_rows = per_row * (most.rows - least.rows)
+    more_tokens = most.tokens - least.tokens
+    per_token = max(0.0, (most.peak_bytes - least.peak_bytes - by_rows) / more_tokens)
     fixed = max(
         each.peak_bytes - per_token * each.tokens - per_row * each.rows
         for each in (some, most, most_rows)

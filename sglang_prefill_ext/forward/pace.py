@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import timeit
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 
@@ -19,6 +21,9 @@ from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.read import Labels, Vectors
 from sglang_prefill_ext.wire.sampling import Sampling
 
+Agree: TypeAlias = Callable[[list[int]], list[int]]
+"""The largest of each number over all tensor-parallel ranks."""
+
 _TIMED_RUNS = 3
 
 CHUNK_TOKENS = 4096
@@ -29,6 +34,26 @@ ROW_TOKENS = 64
 
 LEAST_TOKENS = 128
 """Of a large sample: samples need different sizes, so they may exceed a smaller limit."""
+
+
+CPU_TOKENS = 2048
+_CPU_S = 2.0
+
+
+def sampled_tokens(executor: PackedExecutor, max_tokens: int, agree: Agree) -> int:
+    """Return how many tokens the largest forward that is measured has; the same on every rank.
+
+    On a CPU `max_tokens` of a real model take minutes, and SGLang's watchdog ends a scheduler after
+    five. There it is at most `CPU_TOKENS`, halved while one may take more than 2 s.
+    """
+    if executor.model.device.type == "cuda":
+        return max_tokens
+    short_s = _fastest_s(executor, sample_plan(ROW_TOKENS, 1, executor.model))
+    (short_us,) = agree([round(1e6 * short_s)])
+    tokens = CPU_TOKENS
+    while tokens > LEAST_TOKENS and tokens * short_us > 1e6 * _CPU_S * ROW_TOKENS:
+        tokens //= 2
+    return min(tokens, max_tokens)
 
 
 def sample_plan(tokens: int, rows: int, model: Model) -> ForwardPlan:

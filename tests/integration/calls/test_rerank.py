@@ -19,7 +19,7 @@ from sglang_prefill_ext.modelmaker import catalogue
 from tests.integration.support.client import Client, Json
 from tests.integration.support.fuzz_bodies import RERANK
 from tests.integration.support.fuzz_paths import TIMES, fuzz
-from tests.integration.support.own_server import SHORT_FORWARDS, Serving, serving
+from tests.integration.support.own_server import Serving, serving
 from tests.integration.support.parity import TOLERANCE, assert_same_ranking
 from tests.integration.support.processes import late_answer
 from tests.integration.support.reference import Reference
@@ -28,7 +28,7 @@ from tests.integration.support.stock_metrics import growth
 pytestmark = pytest.mark.timeout(900)
 
 PATH = "/v1/rerank"
-FLAGS = ("--enable-prefill-only", "--sleep-on-idle", "--enable-metrics", *SHORT_FORWARDS)
+FLAGS = ("--enable-prefill-only", "--sleep-on-idle", "--enable-metrics")
 QUERY = "red wool blanket for winter"
 DOCUMENTS = [item.text for item in random.Random(3).sample(catalogue.items(), 40)]
 OTHER_TEXT = ["ÿ ½ 東京 🙂", "a\n\nb", "{{ query }}", "<|im_end|>", "yes", " no "]

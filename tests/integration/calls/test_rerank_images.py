@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.support.client import Client, Json
-from tests.integration.support.own_server import SHORT_FORWARDS, serving
+from tests.integration.support.own_server import serving
 from tests.integration.support.parity import TOLERANCE, assert_same_ranking
 from tests.integration.support.pictures import picture
 
@@ -21,7 +21,7 @@ DOCUMENTS = ["red wool blanket", "desk lamp", "a boot for winter", "yes", "æ±äº
 
 @pytest.fixture(scope="module")
 def client(model_dir: Callable[[str], Path]) -> Iterator[Client]:
-    flags = ("--enable-prefill-only", "--prefill-only-max-items=30", *SHORT_FORWARDS)
+    flags = ("--enable-prefill-only", "--prefill-only-max-items=30")
     with serving(model_dir("reranker-qwen3-vl"), "reranker-images", *flags) as (_, client):
         yield client
 

@@ -14,13 +14,13 @@ import pytest
 
 from tests.integration.support.client import Client, Json, score_body
 from tests.integration.support.override_bodies import body_with
-from tests.integration.support.own_server import SHORT_FORWARDS, serving
+from tests.integration.support.own_server import serving
 from tests.integration.support.parity import TOLERANCE
 from tests.integration.support.reference import Reference
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
-FLAGS = ("--enable-prefill-only", "--prefill-only-known-answers", "off", *SHORT_FORWARDS)
+FLAGS = ("--enable-prefill-only", "--prefill-only-known-answers", "off")
 QUERY, ITEMS = 100, [5, 40, 1]
 GREEDY = {"max_new_tokens": 1, "temperature": 0}
 

@@ -11,7 +11,7 @@ import pytest
 from sglang_prefill_ext.modelmaker.tokenizer import IMAGE_TOKENS
 from tests.integration.support.client import Client, score_body
 from tests.integration.support.override_bodies import body_with
-from tests.integration.support.own_server import SHORT_FORWARDS, serving
+from tests.integration.support.own_server import serving
 from tests.integration.support.parity import assert_paths_agree, both
 from tests.integration.support.pictures import picture
 
@@ -22,7 +22,7 @@ BEGINNING = "A text that is long enough to be kept, and with which both requests
 LABELS = [9, 17]
 
 
-FLAGS = ("--enable-prefill-only", "--prefill-only-prefix-caching=always", *SHORT_FORWARDS)
+FLAGS = ("--enable-prefill-only", "--prefill-only-prefix-caching=always")
 
 
 @pytest.fixture(scope="module")

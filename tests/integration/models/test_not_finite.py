@@ -23,7 +23,6 @@ pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 FLAGS = (
     *("--enable-prefill-only", "--dtype", "float16", "--prefill-only-known-answers", "off"),
     *("--prefill-only-launch-tokens", "4096"),  # what waits together shares a forward
-    *("--prefill-only-max-forward-tokens", "512"),  # measured at start, slow in this precision
 )
 HIDDEN = 128
 HUGE = 4_321

@@ -19,9 +19,6 @@ LOGS = ROOT / ".cache" / "logs"
 TWO_RANKS = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
 """One core for each of two ranks; without this SGLang needs a NUMA node for each rank."""
 
-SHORT_FORWARDS = ("--prefill-only-max-forward-tokens", "2048")
-"""Measured at start in a second or two; one of 16,384 tokens takes up to half a minute on a CPU."""
-
 _PROCESS_TIMEOUT_S = 1200
 
 

@@ -15,7 +15,13 @@ from sglang_prefill_ext.forward import calibration, pace
 from sglang_prefill_ext.forward.calibration import Calibration, calibrate, measured_memory
 from sglang_prefill_ext.forward.executor import PackedExecutor
 from sglang_prefill_ext.forward.memory import MemoryModel, peak_bytes
-from sglang_prefill_ext.forward.pace import CHUNK_TOKENS, Pace, measured_pace
+from sglang_prefill_ext.forward.pace import (
+    CHUNK_TOKENS,
+    CPU_TOKENS,
+    Pace,
+    measured_pace,
+    sampled_tokens,
+)
 from sglang_prefill_ext.forward.upload import ForwardCompletion
 from sglang_prefill_ext.layout.recurrence_plan import Recurrence
 from sglang_prefill_ext.layout.tokens import ForwardLayout
@@ -54,7 +60,7 @@ def executor() -> PackedExecutor:
 
 @pytest.fixture(scope="module")
 def memory(executor: PackedExecutor) -> MemoryModel:
-    return measured_memory(executor, MAX_TOKENS)
+    return measured_memory(executor, MAX_TOKENS, CPU_TOKENS)
 
 
 @pytest.fixture
@@ -109,7 +115,7 @@ def test_whole_chunks_are_read_when_memory_is_measured() -> None:
             return super().launch(plan)
 
     executor = Noting(TinyModel(), readout_bytes=READOUT_BYTES)
-    large = measured_memory(executor, 1024)
+    large = measured_memory(executor, 1024, 1024)
     best, drawn = plans[-2:]
     assert best.num_rows == drawn.num_rows == 2 * executor.chunk_reads
     assert [kind.num_best for plan in (best, drawn) for kind, _ in plan.reads.by_kind()] == [1, 1]
@@ -142,9 +148,10 @@ def measured_layouts(model: TinyModel, tokens: int) -> list[ForwardLayout]:
             return super().launch(plan)
 
     executor = Noting(model, readout_bytes=READOUT_BYTES)
-    measured_memory(executor, tokens)
-    measured_pace(executor, tokens, tokens)
-    assert max(layout.num_tokens for layout in layouts) == tokens
+    sampled = min(tokens, CPU_TOKENS)
+    measured_memory(executor, tokens, sampled)
+    measured_pace(executor, sampled, tokens)
+    assert max(layout.num_tokens for layout in layouts) == sampled
     return layouts
 
 
@@ -195,15 +202,16 @@ def test_ranks_plan_with_the_largest_needs_and_the_least_memory(executor: Packed
         asked.append(numbers)
         if len(numbers) == 1:
             return numbers
-        return [5000, 700, -(1 << 30), 77, 99]
+        return [5000, 700, -(1 << 30), -90, 77, 99]
 
     measured = calibrate(executor, 100, agree)
-    assert measured.budget == ForwardBudget(100, 1 << 30, 5000, 700)
+    assert measured.budget == ForwardBudget(90, 1 << 30, 5000, 700)
     assert measured.launch_tokens == 77
     assert measured.graphs == GraphCost(0, 99)
-    (exhausted,), (_, _, too_much, launch_tokens, eager_tokens) = asked
-    assert exhausted == 0
+    (short_us,), (exhausted,), (_, _, too_much, too_late, launch_tokens, eager_tokens) = asked
+    assert short_us > exhausted == 0
     assert too_much < 0 == eager_tokens < launch_tokens
+    assert too_late < -100
 
 
 def test_a_device_without_room_is_refused(
@@ -223,6 +231,49 @@ def test_a_model_that_cannot_run_is_refused_with_the_remedy() -> None:
         calibrate(Exhausted(TinyModel(), readout_bytes=1), 100, alone)
 
 
+@pytest.mark.parametrize(
+    ("s_per_token", "max_tokens", "sampled"),
+    [
+        (1e-4, 16_384, 2048),
+        (1e-4, 100, 100),
+        (1.9e-3, 16_384, 1024),
+        (1.9e-3, 900, 900),
+        (1e-2, 16_384, 128),
+        (1.0, 16_384, 128),
+    ],
+)
+def test_a_cpu_is_measured_with_few_tokens_and_fewer_if_it_is_slow(
+    monkeypatch: pytest.MonkeyPatch, s_per_token: float, max_tokens: int, sampled: int
+) -> None:
+    monkeypatch.setattr(pace, "_fastest_s", lambda _executor, plan: s_per_token * plan.num_tokens)
+    executor = NotedGraphs()
+    assert sampled_tokens(executor, max_tokens, alone) == sampled
+    fits = max(128, round(60 / s_per_token))
+    assert calibrate(executor, max_tokens, alone).budget.max_tokens == min(max_tokens, fits)
+    tokens = [step for step in executor.steps if isinstance(step, int)]
+    assert max(tokens) == max(sampled, 128)
+
+
+def test_ranks_are_measured_with_as_many_tokens_as_the_slowest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pace, "_fastest_s", lambda _executor, plan: 1e-4 * plan.num_tokens)
+    assert sampled_tokens(NotedGraphs(), 16_384, lambda numbers: [20 * numbers[0]]) == 512
+
+
+def test_a_gpu_is_measured_with_all_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = NotedGraphs()
+    monkeypatch.setattr(executor.model, "device", torch.device("cuda"))
+    assert sampled_tokens(executor, 16_384, alone) == 16_384
+    assert not executor.steps
+
+
+@pytest.fixture
+def sampled_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest forward is measured, as on a GPU."""
+    monkeypatch.setattr(calibration, "sampled_tokens", lambda _executor, tokens, _agree: tokens)
+
+
 class Limited(PackedExecutor):
     """Has no memory for forwards of more than `most` tokens, and computes nothing for others."""
 
@@ -236,6 +287,7 @@ class Limited(PackedExecutor):
         return IdleExecutor().launch(plan)
 
 
+@pytest.mark.usefixtures("sampled_whole")
 @pytest.mark.parametrize(
     ("asked", "most", "found"), [(16_384, 9_000, 8_192), (5_000, 4_500, 4_096)]
 )
@@ -246,6 +298,7 @@ def test_a_forward_that_exhausts_the_memory_is_tried_with_fewer_tokens(
     assert f"A packed forward of {asked} tokens exhausts the memory (no memory" in caplog.text
 
 
+@pytest.mark.usefixtures("sampled_whole")
 def test_a_rank_follows_another_one_whose_memory_is_exhausted() -> None:
     answers = iter([[1], [0]])
 
@@ -255,6 +308,7 @@ def test_a_rank_follows_another_one_whose_memory_is_exhausted() -> None:
     assert calibrate(Limited(16_384), 10_000, agree).budget.max_tokens == 5_000
 
 
+@pytest.mark.usefixtures("sampled_whole")
 def test_memory_for_no_chunk_is_refused() -> None:
     with pytest.raises(ConfigError, match="no memory for 2 GiB"):
         calibrate(Limited(CHUNK_TOKENS - 1), 16_384, alone)
@@ -277,15 +331,16 @@ class NotedGraphs(PackedExecutor):
         return super().launch(plan)
 
 
-MEMORY_RUNS, TIMED_RUNS = 6, 6
+BEFORE_RUNS, TIMED_RUNS = 3 + 6, 6
+"""Runs that choose how many tokens are measured, and measure memory, and runs that are timed."""
 
 
 def test_both_launches_are_measured_each_by_forwards_of_its_own_kind() -> None:
     executor = NotedGraphs(captured=(16, 64, 512))
     calibrate(executor, 1000, alone, graph_tokens=512)
-    eager, replayed = executor.steps[: MEMORY_RUNS + TIMED_RUNS], executor.steps[-TIMED_RUNS:]
+    eager, replayed = executor.steps[: BEFORE_RUNS + TIMED_RUNS], executor.steps[-TIMED_RUNS:]
     assert executor.steps == [*eager, "capture 512", *replayed]
-    assert eager[MEMORY_RUNS:] == [64] * 3 + [1000] * 3
+    assert eager[BEFORE_RUNS:] == [64] * 3 + [1000] * 3
     assert replayed == [64] * 3 + [512] * 3
 
 
@@ -297,7 +352,7 @@ def test_graphs_too_small_to_be_timed_and_none_change_no_price(captured: tuple[i
     assert measured.graphs == NO_GRAPHS
     without = NotedGraphs()
     assert calibrate(without, 1000, alone).graphs == NO_GRAPHS
-    assert len(without.steps) == MEMORY_RUNS + TIMED_RUNS
+    assert len(without.steps) == BEFORE_RUNS + TIMED_RUNS
 
 
 def test_a_replay_and_an_eager_launch_have_prices_of_their_own(

@@ -103,6 +103,31 @@ def test_what_is_measured_on_the_way_is_expected(
     assert sample(tokens, rows).peak_bytes <= expected_bytes(model, tokens, rows)
 
 
+@given(
+    st.integers(0, 10**6),
+    st.integers(0, 10**4),
+    st.integers(0, 10**4),
+    st.integers(4000, 64_000),
+    st.integers(2, 64),
+)
+def test_what_larger_forwards_take_is_expected(
+    chunk: int, per_token: int, per_row: int, tokens: int, row_tokens: int
+) -> None:
+    """The two larger samples may end while the memory of a whole chunk still hides what grows."""
+
+    def sample(tokens: int, rows: int) -> Sample:
+        return Sample(tokens, rows, max(chunk, per_token * tokens, per_row * rows))
+
+    model = fit_memory(sample(4000, 1), sample(4000, 62), sample(4000, 2000), beyond=True)
+    rows = tokens // row_tokens
+    assert sample(tokens, rows).peak_bytes <= expected_bytes(model, tokens, rows)
+
+
+def test_a_row_that_fills_whole_chunks_is_expected_once() -> None:
+    samples = (Sample(100, 1, 900), Sample(100, 2, 400), Sample(100, 50, 400))
+    assert fit_memory(*samples, beyond=True) == MemoryModel(625, 5, 0)
+
+
 @pytest.mark.parametrize(
     ("peaks", "model"),
     [
