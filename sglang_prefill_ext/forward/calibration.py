@@ -43,9 +43,10 @@ logger = logging.getLogger(__name__)
 MEMORY_SHARE = 0.8
 """Share of the free memory for forwards; the rest is for fragmentation and for stock batches."""
 
-LONGEST_S = 60.0
-"""Seconds of a forward, at most: SGLang's watchdog ends a scheduler that makes no progress for five
-minutes by default. Only a large model on a CPU is so slow."""
+LONGEST_S = 5.0
+"""Seconds of a forward, at most: SGLang's health checks are answered between forwards, within 20 s.
+Only a large model on a CPU is so slow. A single long prompt may still take several times as long,
+as its attention grows with the square of its length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ def calibrate(
         ) from error
     own = min(free_bytes(executor.model.device), most_bytes - executor.graph_use.bytes)
     usable = int(MEMORY_SHARE * own) - memory.fixed_bytes
-    in_time = max(LEAST_TOKENS, int(LONGEST_S / eager.s_per_token))
+    in_time = max(LEAST_TOKENS, round(LONGEST_S / eager.s_per_token))
     per_token, per_row, too_much, too_late, launch_tokens, eager_tokens = agree(
         [
             *(memory.bytes_per_token, memory.bytes_per_row, -usable, -in_time),

@@ -248,7 +248,7 @@ def test_a_cpu_is_measured_with_few_tokens_and_fewer_if_it_is_slow(
     monkeypatch.setattr(pace, "_fastest_s", lambda _executor, plan: s_per_token * plan.num_tokens)
     executor = NotedGraphs()
     assert sampled_tokens(executor, max_tokens, alone) == sampled
-    fits = max(128, round(60 / s_per_token))
+    fits = max(128, round(5 / s_per_token))
     assert calibrate(executor, max_tokens, alone).budget.max_tokens == min(max_tokens, fits)
     tokens = [step for step in executor.steps if isinstance(step, int)]
     assert max(tokens) == max(sampled, 128)
