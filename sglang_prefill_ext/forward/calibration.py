@@ -3,40 +3,27 @@
 from __future__ import annotations
 
 import logging
-import math
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.forward.executor import PackedExecutor
 from sglang_prefill_ext.forward.graphs.useful import capture_useful
-from sglang_prefill_ext.forward.memory import (
-    SAFETY,
-    MemoryModel,
-    Sample,
-    fit_memory,
-    free_bytes,
-    peak_bytes,
-)
+from sglang_prefill_ext.forward.memory import MemoryModel, free_bytes
+from sglang_prefill_ext.forward.memory_samples import measured_memory
 from sglang_prefill_ext.forward.pace import (
     CHUNK_TOKENS,
     LEAST_TOKENS,
-    ROW_TOKENS,
     Agree,
-    chunk_plans,
+    Pace,
     measured_pace,
-    run,
-    sample_plan,
     sampled_tokens,
     tokens_while_launching,
 )
 from sglang_prefill_ext.layout.recurrence_plan import carries_states
 from sglang_prefill_ext.scheduling.budget import UNLIMITED, ForwardBudget
 from sglang_prefill_ext.scheduling.graph_room import NO_GRAPHS, GraphCost
-from sglang_prefill_ext.scheduling.planner import ForwardPlan
-from sglang_prefill_ext.scheduling.prefixed_forward import Executor
 
 logger = logging.getLogger(__name__)
 
@@ -101,13 +88,13 @@ def calibrate(
     Raises:
         ConfigError: a forward fails for another reason, or none of `CHUNK_TOKENS` fits either.
     """
-    graphs = NO_GRAPHS
     try:
         sampled = sampled_tokens(executor, max_tokens, agree)
         memory, max_tokens = _largest_that_fits(executor, max_tokens, sampled, agree)
         pace = eager = measured_pace(executor, sampled, max_tokens)
+        graphs = NO_GRAPHS
         if graph_tokens:
-            # Measure eager forwards first: from here on short ones are replayed.
+            # Eager forwards are measured by now: from here on short ones are replayed.
             if useful_graphs:
                 free = min(free_bytes(executor.model.device), most_bytes)
                 free_tokens = free / max(memory.bytes_per_token, 1)
@@ -115,12 +102,7 @@ def calibrate(
                 capture_useful(executor, graph_tokens, hidden_tokens, free_tokens)
             else:
                 executor.capture_graphs(graph_tokens)
-            largest = max(executor.graph_use.sizes, default=0)
-            if largest >= LEAST_TOKENS:
-                pace = measured_pace(executor, largest, max_tokens)
-                eager_tokens = round(eager.short_s / pace.s_per_token)
-                carries = carries_states(executor.model.recurrence)
-                graphs = GraphCost(largest, eager_tokens, carries, executor.most_held_in_graphs)
+            pace, graphs = _replayed(executor, eager, max_tokens)
     except RuntimeError as error:
         raise ConfigError(
             f"prefill-only: a forward of {max_tokens} tokens failed ({error}). If memory is "
@@ -128,19 +110,42 @@ def calibrate(
         ) from error
     own = min(free_bytes(executor.model.device), most_bytes - executor.graph_use.bytes)
     usable = int(MEMORY_SHARE * own) - memory.fixed_bytes
-    in_time = max(LEAST_TOKENS, round(LONGEST_S / eager.s_per_token))
     per_token, per_row, too_much, too_late, launch_tokens, eager_tokens = agree(
         [
-            *(memory.bytes_per_token, memory.bytes_per_row, -usable, -in_time),
-            *(pace.launch_tokens, graphs.eager_tokens),
+            *(memory.bytes_per_token, memory.bytes_per_row, -usable),
+            *(-_tokens_in_time(eager, max_tokens), pace.launch_tokens, graphs.eager_tokens),
         ]
     )
     return Calibration(
-        ForwardBudget(min(max_tokens, -too_late), -too_much, per_token, per_row),
+        ForwardBudget(-too_late, -too_much, per_token, per_row),
         launch_tokens,
         1 / pace.s_per_token,
         replace(graphs, eager_tokens=eager_tokens),
     )
+
+
+def _replayed(executor: PackedExecutor, eager: Pace, max_tokens: int) -> tuple[Pace, GraphCost]:
+    """The pace of forwards now that graphs are captured, and the cost of eager ones beside them."""
+    largest = max(executor.graph_use.sizes, default=0)
+    if largest < LEAST_TOKENS:
+        return eager, NO_GRAPHS
+    pace = measured_pace(executor, largest, max_tokens)
+    eager_tokens = round(eager.short_s / pace.s_per_token)
+    carries = carries_states(executor.model.recurrence)
+    return pace, GraphCost(largest, eager_tokens, carries, executor.most_held_in_graphs)
+
+
+def _tokens_in_time(eager: Pace, max_tokens: int) -> int:
+    """Return `max_tokens`, or as many as take `LONGEST_S`."""
+    tokens = max(LEAST_TOKENS, round(LONGEST_S / eager.s_per_token))
+    if tokens >= max_tokens:
+        return max_tokens
+    logger.warning(
+        "A packed forward of more than %d tokens would take over %.0f s here, so longer prompts "
+        "take the stock path.",
+        *(tokens, LONGEST_S),
+    )
+    return tokens
 
 
 def _largest_that_fits(
@@ -168,43 +173,3 @@ def _largest_that_fits(
         *(max_tokens, failure or "of another rank", fewer),
     )
     return _largest_that_fits(executor, fewer, min(sampled, fewer), agree)
-
-
-def measured_memory(executor: PackedExecutor, max_tokens: int, sampled: int) -> MemoryModel:
-    """Run forwards of up to `sampled` tokens; fit a model of the memory of up to `max_tokens`.
-
-    A read-out begins after the layers have freed their memory. So the peak of a read-out of whole
-    chunks of logits, measured with few tokens, is a lower bound of the model's fixed part.
-    """
-    tokens, device = max(sampled, LEAST_TOKENS), executor.model.device
-    beyond = tokens < max_tokens
-    sizes = (
-        (tokens if beyond else min(CHUNK_TOKENS, tokens // 2), 1),
-        (tokens, tokens // ROW_TOKENS),
-        (tokens, tokens // 2),
-    )
-    plans = [sample_plan(*size, executor.model) for size in sizes]
-    run(executor, plans[0])  # allocates what is kept, such as workspaces
-    samples = (
-        Sample(plan.num_tokens, plan.num_rows, peak_bytes(device, partial(run, executor, plan)))
-        for plan in plans
-    )
-    fitted = fit_memory(*samples, beyond=beyond)
-    if not executor.chunk_reads:
-        return fitted
-    readout = SAFETY * max(
-        peak_bytes(device, partial(_run_if_possible, executor, plan))
-        for plan in chunk_plans(executor.chunk_reads, tokens)
-    )
-    readout *= max(1.0, min(2 * executor.chunk_reads, max_tokens) / tokens)  # of whole chunks
-    return replace(fitted, fixed_bytes=max(fitted.fixed_bytes, math.ceil(readout)))
-
-
-def _run_if_possible(executor: Executor, plan: ForwardPlan) -> None:
-    """Run a forward; if its sampler fails, only log it: requests that sample get the error."""
-    try:
-        run(executor, plan)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception:
-        logger.warning("Prefill-only serving: a read-out could not be measured", exc_info=True)

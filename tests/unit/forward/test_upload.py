@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as np_st
 from torch import Tensor
 
-from sglang_prefill_ext.forward.upload import in_one_buffer, tensors_in, upload
+from sglang_prefill_ext.forward.upload import ForwardCompletion, in_one_buffer, tensors_in, upload
 
 ARRAYS = st.sampled_from([np.int32, np.int64, np.float16, np.float32]).flatmap(
     lambda dtype: np_st.arrays(dtype, np_st.array_shapes(min_dims=1, max_dims=3, min_side=0))
@@ -73,3 +73,21 @@ def test_other_dtypes_have_no_place_in_the_buffer() -> None:
     floats = [np.zeros(3, dtype=np.float64)]
     with pytest.raises(KeyError):
         tensors_in(in_one_buffer(floats, pinned=False), floats)
+
+
+def test_values_arrive_as_float32() -> None:
+    with torch.inference_mode():
+        completion = ForwardCompletion(torch.tensor([0.5, -1.25]))
+    assert completion.done()
+    values = completion.wait()
+    assert values.tolist() == [0.5, -1.25]
+    assert values.dtype == np.float32
+
+
+def test_waiting_again_gives_the_same_values() -> None:
+    completion = ForwardCompletion(torch.tensor([3.0]))
+    assert completion.wait().tolist() == completion.wait().tolist() == [3.0]
+
+
+def test_a_forward_without_rows_has_no_values() -> None:
+    assert ForwardCompletion(torch.empty(0)).wait().shape == (0,)
