@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from bench.floor import least_ms
 from sglang_prefill_ext.sizing.device import DEVICES, Device
-from sglang_prefill_ext.sizing.forward import LABELS, ForwardTime, Serving
+from sglang_prefill_ext.sizing.forward import LABELS, ForwardTime, Serving, expected_padded_rows
 from sglang_prefill_ext.sizing.shape import Shape
 from sglang_prefill_ext.sizing.work import packed_bytes, packed_operations
 from tests.unit.sizing.models import DENSE, SPARSE, servings, shapes
@@ -71,6 +72,39 @@ def test_launching_a_replay_of_few_layers_takes_the_host_longer_than_the_device(
 def test_more_tokens_than_one_forward_may_have_are_several() -> None:
     serving = Serving(SMALL, DEVICES["h100-sxm"])
     assert serving.forward(Shape(1, 1000, 40), 2).launch_s == pytest.approx(3 * 8.34e-3)
+
+
+def test_each_of_several_forwards_reads_the_weights() -> None:
+    shape, device = Shape(1, 1000, 40), DEVICES["h100-sxm"]  # 40,001 tokens
+    read = Serving(SMALL, device).forward(shape, 1).traffic_s * device.bytes_per_s
+    once = packed_bytes(SMALL, shape, LABELS, 2)
+    assert read - once == pytest.approx(2 * 2 * SMALL.read_weights(13_333))
+
+
+def test_a_measured_launch_is_that_of_a_forward_of_any_size() -> None:
+    device = Device.measured(SMALL, tokens_per_s=1000, launch_ms=20, link_gb_s=1, link_us=0)
+    serving = Serving(SMALL, device)
+    assert serving.launch_s(100, 1) == serving.launch_s(10_000, 2) == 0.02
+
+
+def test_ranks_add_up_the_embedding_and_each_layer_twice() -> None:
+    link: Any = SimpleNamespace(all_reduce_s=lambda num_bytes, ranks: num_bytes * ranks)
+    # The last attention and the last MLP compute the read rows only, 27 layers all tokens.
+    of_tokens, of_rows = 1 + 2 * 27, 2
+    expected = 2 * 2 * 1024 * (of_tokens * 100 + of_rows * 10)
+    assert Serving(SMALL, link).all_reduces_s(100, 10, ranks=2) == expected
+
+
+@pytest.mark.parametrize("block", [16, 64])
+@pytest.mark.parametrize("rows", [0.5, 4.0, 30.0, 64.0, 200.0])
+def test_rows_of_whole_blocks_are_those_of_the_poisson_distribution(
+    rows: float, block: int
+) -> None:
+    probabilities = (
+        math.exp(routed * math.log(rows) - rows - math.lgamma(routed + 1)) for routed in range(500)
+    )
+    exactly = sum(each * -(-routed // block) for routed, each in enumerate(probabilities)) * block
+    assert expected_padded_rows(rows, block) == pytest.approx(exactly, rel=0.02)
 
 
 def test_what_overlaps_counts_once() -> None:
