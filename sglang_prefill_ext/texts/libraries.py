@@ -105,7 +105,13 @@ def load(library: TokenizerChoice, json: str) -> Encoder:
 def candidates(choice: TokenizerChoice) -> list[TokenizerChoice]:
     """Return the installed libraries that a choice allows; none for `huggingface`."""
     wanted = _BOUNDED if choice == TokenizerChoice.AUTO else (choice,)
-    return [each for each in LIBRARIES if each in wanted and find_spec(each) is not None]
+    return [each for each in LIBRARIES if each in wanted and _is_installed(each)]
+
+
+def _is_installed(library: TokenizerChoice) -> bool:
+    """Whether there is a package; a mere directory of its name, which has no origin, is none."""
+    found = find_spec(library)
+    return found is not None and found.origin is not None
 
 
 def require_installed(choice: TokenizerChoice) -> None:

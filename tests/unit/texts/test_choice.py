@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import numpy as np
@@ -109,9 +110,13 @@ def test_a_library_without_a_verdict_is_not_used_and_judged_at_the_next_start(
     assert Choice(*args).best.name == "fastokens"
 
 
-def test_a_library_that_is_missing_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_directory", [False, True])
+def test_a_library_that_is_missing_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, is_directory: bool
+) -> None:
     libraries.require_installed(TokenizerChoice.FASTOKENS)
-    monkeypatch.setattr(libraries, "find_spec", lambda name: None)
+    found = ModuleSpec("directory", None) if is_directory else None
+    monkeypatch.setattr(libraries, "find_spec", lambda name: found)
     with pytest.raises(ConfigError, match=r"sglang-prefill-ext\[gigatoken\]"):
         libraries.require_installed(TokenizerChoice.GIGATOKEN)
     libraries.require_installed(TokenizerChoice.AUTO)
