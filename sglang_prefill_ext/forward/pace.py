@@ -35,16 +35,15 @@ ROW_TOKENS = 64
 LEAST_TOKENS = 128
 """Of a large sample: samples need different sizes, so they may exceed a smaller limit."""
 
-
-CPU_TOKENS = 2048
-_CPU_S = 2.0
+CPU_TOKENS, _CPU_S = 2048, 2.0
+"""Of a forward that is measured on a CPU, at most: tokens, and expected seconds."""
 
 
 def sampled_tokens(executor: PackedExecutor, max_tokens: int, agree: Agree) -> int:
     """Return how many tokens the largest forward that is measured has; the same on every rank.
 
     On a CPU `max_tokens` of a real model take minutes, and SGLang's watchdog ends a scheduler after
-    five. There it is at most `CPU_TOKENS`, halved while one may take more than 2 s.
+    five. There it is `CPU_TOKENS`, halved while such a forward may take more than `_CPU_S`.
     """
     if executor.model.device.type == "cuda":
         return max_tokens

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from functools import partial
+
 import psutil
 import pytest
 import torch
@@ -83,6 +85,11 @@ def test_without_cuda_nothing_is_known_to_be_kept() -> None:
     assert kept_bytes(CPU, lambda: None) == 0
 
 
+def sample_of(chunk: int, per_token: int, per_row: int, tokens: int, rows: int) -> Sample:
+    """Memory of layers grows with tokens, of the read-out with rows; that of a chunk is fixed."""
+    return Sample(tokens, rows, max(chunk, per_token * tokens, per_row * rows))
+
+
 @given(
     st.integers(0, 10**6),
     st.integers(0, 10**4),
@@ -93,11 +100,7 @@ def test_without_cuda_nothing_is_known_to_be_kept() -> None:
 def test_what_is_measured_on_the_way_is_expected(
     chunk: int, per_token: int, per_row: int, tokens: int, row_tokens: int
 ) -> None:
-    """Memory of layers grows with tokens, of the read-out with rows; that of a chunk is fixed."""
-
-    def sample(tokens: int, rows: int) -> Sample:
-        return Sample(tokens, rows, max(chunk, per_token * tokens, per_row * rows))
-
+    sample = partial(sample_of, chunk, per_token, per_row)
     model = fit_memory(sample(100, 1), sample(4000, 62), sample(4000, 2000))
     rows = tokens // row_tokens
     assert sample(tokens, rows).peak_bytes <= expected_bytes(model, tokens, rows)
@@ -114,10 +117,7 @@ def test_what_larger_forwards_take_is_expected(
     chunk: int, per_token: int, per_row: int, tokens: int, row_tokens: int
 ) -> None:
     """The two larger samples may end while the memory of a whole chunk still hides what grows."""
-
-    def sample(tokens: int, rows: int) -> Sample:
-        return Sample(tokens, rows, max(chunk, per_token * tokens, per_row * rows))
-
+    sample = partial(sample_of, chunk, per_token, per_row)
     model = fit_memory(sample(4000, 1), sample(4000, 62), sample(4000, 2000), beyond=True)
     rows = tokens // row_tokens
     assert sample(tokens, rows).peak_bytes <= expected_bytes(model, tokens, rows)
