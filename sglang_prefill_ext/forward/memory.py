@@ -110,10 +110,10 @@ def fit_memory(
         most_rows: as many tokens, and more rows.
         beyond: the model shall bound larger forwards, too.
     """
-    assert some.tokens <= most.tokens == most_rows.tokens, (some, most, most_rows)
+    least = Sample(0, 0, 0) if beyond else some
+    assert least.tokens < most.tokens == most_rows.tokens, (least, most, most_rows)
     more_rows = most_rows.rows - most.rows
     per_row = max(0.0, (most_rows.peak_bytes - most.peak_bytes) / more_rows)
-    least = Sample(0, 0, 0) if beyond else some
     by_rows = per_row * (most.rows - least.rows)
     more_tokens = most.tokens - least.tokens
     per_token = max(0.0, (most.peak_bytes - least.peak_bytes - by_rows) / more_tokens)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import psutil
@@ -90,34 +91,24 @@ def sample_of(chunk: int, per_token: int, per_row: int, tokens: int, rows: int) 
     return Sample(tokens, rows, max(chunk, per_token * tokens, per_row * rows))
 
 
-@given(
-    st.integers(0, 10**6),
-    st.integers(0, 10**4),
-    st.integers(0, 10**4),
-    st.integers(100, 4000),
-    st.integers(2, 64),
-)
+RATES = st.integers(0, 10**4)
+SAMPLES = st.builds(partial, st.just(sample_of), st.integers(0, 10**6), RATES, RATES)
+
+
+@given(SAMPLES, st.integers(100, 4000), st.integers(2, 64))
 def test_what_is_measured_on_the_way_is_expected(
-    chunk: int, per_token: int, per_row: int, tokens: int, row_tokens: int
+    sample: Callable[[int, int], Sample], tokens: int, row_tokens: int
 ) -> None:
-    sample = partial(sample_of, chunk, per_token, per_row)
     model = fit_memory(sample(100, 1), sample(4000, 62), sample(4000, 2000))
     rows = tokens // row_tokens
     assert sample(tokens, rows).peak_bytes <= expected_bytes(model, tokens, rows)
 
 
-@given(
-    st.integers(0, 10**6),
-    st.integers(0, 10**4),
-    st.integers(0, 10**4),
-    st.integers(4000, 64_000),
-    st.integers(2, 64),
-)
+@given(SAMPLES, st.integers(4000, 64_000), st.integers(2, 64))
 def test_what_larger_forwards_take_is_expected(
-    chunk: int, per_token: int, per_row: int, tokens: int, row_tokens: int
+    sample: Callable[[int, int], Sample], tokens: int, row_tokens: int
 ) -> None:
     """The two larger samples may end while the memory of a whole chunk still hides what grows."""
-    sample = partial(sample_of, chunk, per_token, per_row)
     model = fit_memory(sample(4000, 1), sample(4000, 62), sample(4000, 2000), beyond=True)
     rows = tokens // row_tokens
     assert sample(tokens, rows).peak_bytes <= expected_bytes(model, tokens, rows)
