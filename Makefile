@@ -8,6 +8,8 @@ BIN    := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -q
 # Byte code once at install: a server imports some 5,000 modules in each of its processes.
 UV     := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python
+# `lowest-direct`: the oldest packages that pyproject.toml allows; give VENV as well.
+RESOLUTION ?= highest
 STAMP  := $(VENV)/.installed
 # Whole files on each worker, so that a server serves one of them; each worker needs about 6 GiB.
 # Files run in the order of their names: integration tests first, then many short unit tests, which
@@ -28,7 +30,7 @@ $(BIN)/uv:
 	$(BIN)/python -m pip install --quiet uv
 
 $(STAMP): pyproject.toml | $(BIN)/uv
-	$(UV) --editable '.[dev]'
+	$(UV) --resolution $(RESOLUTION) --editable '.[dev]'
 	@touch $@
 
 check: setup

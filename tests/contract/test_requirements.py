@@ -1,5 +1,6 @@
-"""Packages that are installed with this one change nothing in a server that does not use it, and
-docs/gpu.md lists all kernels and all packages that its steps import when they start."""
+"""Packages that are installed with this one change nothing in a server that does not use it, each
+has a tested lowest version, and docs/gpu.md lists all kernels and all packages that its steps
+import when they start."""
 
 from __future__ import annotations
 
@@ -65,6 +66,20 @@ def test_uvicorn_reads_http_as_beside_sglang_alone() -> None:
     assert "httptools" not in brought
     fast = PROJECT["optional-dependencies"]["httptools"]
     assert "httptools" in brought_by(fast)
+
+
+def test_every_package_has_a_lowest_version() -> None:
+    """`make test` with `RESOLUTION=lowest-direct` tests these."""
+    extras = PROJECT["optional-dependencies"].values()
+    asked = [Requirement(each) for part in (PROJECT["dependencies"], *extras) for each in part]
+    pinned = {
+        required.name
+        for name in ("sglang", "torch")
+        for required in map(Requirement, requires(name) or ())
+        if any(each.operator in {"==", "~="} for each in required.specifier)
+    }
+    unlimited = {each.name for each in asked if not each.specifier}
+    assert unlimited - pinned == {PROJECT["name"]}
 
 
 def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
