@@ -416,6 +416,17 @@ async def test_facts_of_another_engine_end_the_session_and_its_calls(path: Path)
         assert connection.session.facts.model == "another"
 
 
+async def test_a_packed_answer_that_cannot_be_read_ends_its_own_call_only(path: Path) -> None:
+    async with waiting(StubEngine(), path) as (_, connection, packed):
+        session = connection.session
+        (rid,) = session.exchange._pending
+        broken = {"type": "RowsAnswer", "rid": rid, "result": 5}
+        connection._receive([msgspec.msgpack.encode(broken)])
+        with pytest.raises(PackedForwardError, match="what cannot be read"):
+            await asyncio.wait_for(packed, 60)
+        assert connection.session is session
+
+
 async def test_an_answer_that_cannot_be_read_ends_its_own_call_only(path: Path) -> None:
     engine = StubEngine()
     numbers: Any = [0.5, 0.25]  # not a list for each row
