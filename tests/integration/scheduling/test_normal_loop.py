@@ -1,7 +1,8 @@
-"""The event loop without overlap, which the shared server does not run, and native gRPC."""
+"""What the shared server does not run: the event loop without overlap, native gRPC, HTTP/2."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from itertools import count
@@ -12,7 +13,7 @@ import pytest
 
 from sglang_prefill_ext.process.ports import free_port
 from tests.integration.support import native_grpc
-from tests.integration.support.client import Client, score_body, wait_until
+from tests.integration.support.client import Client, Json, score_body, wait_until
 from tests.integration.support.generation import assert_generation_is_undisturbed
 from tests.integration.support.own_server import Serving, serving
 from tests.integration.support.parity import (
@@ -35,7 +36,8 @@ def grpc_port() -> int:
 
 @pytest.fixture(scope="module")
 def running(model_dir: Callable[[str], Path], grpc_port: int) -> Iterator[Serving]:
-    flags = ("--enable-prefill-only", "--disable-overlap-schedule", "--grpc-port", str(grpc_port))
+    flags = ("--enable-prefill-only", "--disable-overlap-schedule", "--enable-http2")
+    flags += ("--grpc-port", str(grpc_port))
     budget = ("--prefill-only-max-forward-tokens", "1024")
     with serving(model_dir("micro"), "normal_loop", *flags, *budget) as running:
         yield running
@@ -137,6 +139,25 @@ def test_a_client_that_leaves_ends_its_work(running: Serving, client: Client) ->
         client.wait_idle()
     assert moved["scheduler.requests.aborted"] == 1
     assert moved["frontend.requests.aborted"] == 1
+
+
+async def at_once_over_http2(client: Client, bodies: list[Json]) -> list[Json]:
+    """The answers to scoring requests that share one connection."""
+    url, one = client.http.base_url, httpx.Limits(max_connections=1)
+    async with httpx.AsyncClient(
+        base_url=url, http1=False, http2=True, timeout=60, limits=one
+    ) as http:
+        answers = await asyncio.gather(*(http.post("/v1/score", json=body) for body in bodies))
+    assert {answer.http_version for answer in answers} == {"HTTP/2"}
+    return [answer.json() for answer in answers]
+
+
+def test_requests_that_share_a_connection_are_packed(client: Client) -> None:
+    bodies = [score_body(seed, 30, [5, 1, 8]) for seed in range(20)]
+    with client.counting() as moved:
+        answers = asyncio.run(at_once_over_http2(client, bodies))
+    assert moved["frontend.requests.packed"] == len(bodies)
+    assert_same_answers(answers, [client.score(body, stock=True) for body in bodies])
 
 
 def test_native_grpc_is_packed(client: Client, grpc_port: int) -> None:
