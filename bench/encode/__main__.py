@@ -17,13 +17,13 @@ from rich.table import Table
 from bench.command import Bench
 from bench.drawing import new_table
 from bench.encode.run import EncodeResult, compare_strings, count_joined_mismatches, measure
+from bench.encode.tokenizers import MADE, loaded
 from bench.encode.ways import SERVED, draw_texts, encoder_ways, stock_ways
 from bench.gate import GateError
 from bench.options import Name, Seed
 from bench.workloads import Shape
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.metrics import FrontendMetrics
-from sglang_prefill_ext.modelmaker.tokenizer import train_tokenizer
 from sglang_prefill_ext.texts import libraries
 from sglang_prefill_ext.texts.frame import frame_of
 from sglang_prefill_ext.texts.libraries import TokenizerCopy
@@ -34,15 +34,16 @@ from sglang_prefill_ext.texts.text_encoder import TextEncoder
 from sglang_prefill_ext.texts.ways import Plain
 
 SHAPES = ["60+20x50", "200+50x50", "500+20x50"]
-_MADE = 8_000
-"""Vocabulary of the tokenizer that is made if none is given; the `micro` model has the same."""
-
 _READY_S = 600
 
 
 def main(
     tokenizer: Annotated[
-        Path | None, typer.Option(help="Directory of a fast tokenizer; by default one is made.")
+        Path | None,
+        typer.Option(
+            exists=True,
+            help="Directory of a fast tokenizer, or a file of Mistral's; by default one is made.",
+        ),
     ] = None,
     shape: Annotated[
         list[str] | None, typer.Option(help="<query>+<item>x<items>, in words; repeatable.")
@@ -58,19 +59,19 @@ def main(
     """Encode the texts of requests in every way, in turn; compare all ids with stock's."""
     bench = Bench("bench.encode", name)
     with bench.no_figures_on_error(), tempfile.TemporaryDirectory(prefix="bench-") as directory:
-        loaded = _loaded(tokenizer)
-        plain = _plain(loaded)
-        json = loaded.backend_tokenizer.to_str()
+        measured = loaded(tokenizer)
+        plain = _plain(measured)
+        json = measured.backend_tokenizer.to_str()
         serving = partial(_serving, plain, json, Path(directory))
         start = time.perf_counter()
         served = serving()
         facts = {"ready_s": round(time.perf_counter() - start, 2), "tokenizer": served.status()}
-        added = list(loaded.get_added_vocab())
+        added = list(measured.get_added_vocab())
         facts["strings"] = _checked_strings(plain, served, added, strings, seed)
-        ways = stock_ways(loaded) | _library_ways(json, bench.console)
+        ways = stock_ways(measured) | _library_ways(json, bench.console)
         # Another one than has met the strings, because libraries cache words.
         ways[SERVED] = partial(serving().encode_joined, item_first=False)
-        label = str(tokenizer or f"made, {_MADE} tokens")
+        label = f"made, {MADE} tokens" if tokenizer is None else tokenizer.name
         results: list[EncodeResult] = []
         for each in map(Shape.parse, shape or SHAPES):
             results += measure(ways, each, draw_texts(each, requests, seed), label)
@@ -85,14 +86,6 @@ def _serving(plain: Plain, json: str, directory: Path) -> TextEncoder:
     if not texts.wait_until_ready(_READY_S):
         raise GateError("the libraries were not judged in time")
     return texts
-
-
-def _loaded(directory: Path | None) -> Any:
-    if directory is None:
-        return train_tokenizer(_MADE, 32_768)
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(directory)
 
 
 def _plain(tokenizer: Any) -> Plain:

@@ -14,12 +14,13 @@ Pre-tokenizer: patterns match from left to right, each match where the last one 
 alternative matches a string with a boundary inside, and none looks behind. Only ``\\s+(?!\\S)``
 looks ahead, and only after white space, which the character before the cut is not. If the first
 pattern of a sequence does not split at the cut, a later one does, which matches words and spaces.
+Digits and punctuation are told from the others character by character.
 Pre-tokenizers that split at white space separate any two characters around it. For Metaspace only
 spaces are boundaries: it begins a pre-token at each, and the second part begins with a space.
 
-After these stages the model sees one pre-token at a time, and `frame` knows what a post-processor
-adds around a single text. Tests try all short strings over an alphabet of every class, and every
-character of Unicode.
+After these stages the model sees one pre-token at a time; if that is the whole text, `undivided`
+has the proof. `frame` knows what a post-processor adds around a single text. Tests try all short
+strings over an alphabet of every class, and every character of Unicode.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sglang_prefill_ext.texts.splice import MARKS, Boundaries
+from sglang_prefill_ext.texts.undivided import doubt_of_merges, is_mark, normalizers_of, space_mark
 
 Config = Mapping[str, Any]
 
@@ -54,14 +56,15 @@ _WORDS = frozenset(
 _OTHERS = frozenset(
     {
         *("'s", "'t", "'re", "'ve", "'m", "'ll", "'d", "(?i:'s|'t|'re|'ve|'m|'ll|'d)"),
-        *(r" ?\p{N}+", r"\p{N}+", r"\p{N}", r"\p{N}{1,3}", r"\p{N}{1,2}"),
+        *("'(?:[sdmt]|ll|ve|re)", "'(?i:[sdmt]|ll|ve|re)"),
+        *(r" ?\p{N}+", r"\p{N}+", r"\p{N}", r"\p{N}{1,3}", r"\p{N}{1,2}", "[0-9][0-9][0-9]"),
         r" ?[^\s\p{L}\p{N}]+",
         r" ?[^\s\p{L}\p{N}]+[\r\n]*",
         r" ?[^\s\p{L}\p{N}]++[\r\n]*",
         r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
         r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*",
         r" ?[\p{P}\p{S}]+[\r\n]*",
-        r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+",
+        r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+""",
         "[一-龥\u3040-ゟ゠-ヿ]+",
         *(r"\s*[\r\n]+", r"\s*[\r\n]", r"\s+(?!\S)", r"\s+"),
     }
@@ -72,6 +75,7 @@ None of them, nor of `_WORDS`, matches a string in which a space follows somethi
 a mark follows a letter; none looks behind; and the one that looks ahead does so behind a space.
 """
 
+_NORMALIZERS = ("NFC", "BertNormalizer")
 _WHITESPACE_SPLITTERS = {"BertPreTokenizer": MARKS, "Whitespace": MARKS, "WhitespaceSplit": ""}
 
 
@@ -83,22 +87,30 @@ def unproven(config: Config) -> str:
     """
     if config["model"].get("dropout"):  # the ids of a text are random then
         return "BPE with dropout"
-    normalizer = _normalizer_of(config)
-    if normalizer not in (None, "NFC", "BertNormalizer"):
-        return f"normalizer {normalizer}"
-    return _doubt_of_pre_tokenizer(config.get("pre_tokenizer")) or _doubt_of_added_tokens(config)
+    mark = space_mark(config)
+    for normalizer in normalizers_of(config):
+        if normalizer["type"] not in _NORMALIZERS and not (mark and is_mark(normalizer)):
+            return f"normalizer {normalizer['type']}"
+    if mark:
+        doubt = doubt_of_merges(config["model"], mark)
+    else:
+        doubt = _doubt_of_pre_tokenizer(config.get("pre_tokenizer"))
+    return doubt or _doubt_of_added_tokens(config, mark)
 
 
 def boundaries_of(config: Config) -> Boundaries:
     """Return where texts may be cut for a tokenizer that is not `unproven`."""
-    kind = (config.get("pre_tokenizer") or {}).get("type", "")
-    marks = "" if kind == "Metaspace" else _WHITESPACE_SPLITTERS.get(kind, MARKS)
-    greedy = (token["content"] for token in config.get("added_tokens", ()) if token["rstrip"])
-    return Boundaries(marks, frozenset(content[-1:] for content in greedy))
+    kind, mark = (config.get("pre_tokenizer") or {}).get("type", ""), space_mark(config)
+    marks = "" if mark or kind == "Metaspace" else _WHITESPACE_SPLITTERS.get(kind, MARKS)
+    added = config.get("added_tokens", ())
+    texts = [_normal_form(token) for token in added]
+    free = (each for each in marks if not any(map(Boundaries(each).inside, texts)))
+    ends = (token["content"][-1:] for token in added if token["rstrip"])
+    return Boundaries("".join(free), frozenset([*mark, *ends]))
 
 
-def _normalizer_of(config: Config) -> str | None:
-    return (config.get("normalizer") or {}).get("type")
+def _normal_form(token: Config) -> str:
+    return unicodedata.normalize("NFC", token["content"])
 
 
 def alternatives(pattern: str) -> list[str]:
@@ -127,7 +139,7 @@ def _doubt_of_pre_tokenizer(pre_tokenizer: Config | None) -> str:
     if kind in _WHITESPACE_SPLITTERS:
         return ""
     if kind == "Metaspace":
-        return "" if pre_tokenizer.get("split", True) else "pre-tokenizer Metaspace without split"
+        return ""
     stages = pre_tokenizer["pretokenizers"] if kind == "Sequence" else [pre_tokenizer]
     doubts = [doubt for stage in stages if (doubt := _doubt_of_stage(stage))]
     if doubts:
@@ -141,6 +153,8 @@ def _doubt_of_stage(stage: Config) -> str:
         case "ByteLevel":
             return "ByteLevel with add_prefix_space" if stage["add_prefix_space"] else ""
         case "Digits":
+            return ""
+        case "Punctuation" if stage["behavior"] in ("Contiguous", "Isolated"):
             return ""
         case "Split":
             return _doubt_of_split(stage)
@@ -163,26 +177,31 @@ def _parts_all(stage: Config) -> bool:
 
 def _alternatives_of(split: Config) -> list[str]:
     pattern = split["pattern"]
-    return alternatives(pattern["Regex"]) if "Regex" in pattern else ["a fixed string"]
+    if "Regex" not in pattern:
+        return ["a fixed string"]
+    # Some patterns have these characters themselves in their classes.
+    return alternatives(pattern["Regex"].replace("\r", r"\r").replace("\n", r"\n"))
 
 
-def _doubt_of_added_tokens(config: Config) -> str:
+def _doubt_of_added_tokens(config: Config, mark: str) -> str:
     # `boundaries_of` takes care of tokens with rstrip.
-    boundaries, normalizer = boundaries_of(config), _normalizer_of(config)
+    boundaries = boundaries_of(config)
+    normalizers = {each["type"] for each in normalizers_of(config)}
     for token in config.get("added_tokens", ()):
-        for doubt in _doubts_of_token(token, boundaries, normalizer):
+        for doubt in _doubts_of_token(token, boundaries, normalizers, mark):
             return f"added token {token['content']!r}: {doubt}"
     return ""
 
 
 def _doubts_of_token(
-    token: Config, boundaries: Boundaries, normalizer: str | None
+    token: Config, boundaries: Boundaries, normalizers: set[str], mark: str
 ) -> Iterator[str]:
-    if boundaries.inside(unicodedata.normalize("NFC", token["content"])):
+    content = _normal_form(token)
+    if boundaries.inside(content) or (mark and boundaries.inside(content.replace(mark, " "))):
         yield "it contains a boundary"
     if token["single_word"]:
         yield "it depends on its neighbours"
     # Other characters than its own may become the last one, after which no text may be cut.
-    greedy = normalizer is not None and token["rstrip"]
-    if token["normalized"] and (greedy or normalizer == "BertNormalizer"):
+    greedy = normalizers and token["rstrip"]
+    if token["normalized"] and (greedy or "BertNormalizer" in normalizers):
         yield "it is looked for in normalised text"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import cache
-from typing import Any
+from functools import cache, partial
+from typing import Any, Literal, TypeAlias
 
 from tokenizers import (
     AddedToken,
@@ -45,9 +45,12 @@ O200K = "|".join(
 DEEPSEEK = (
     r"\p{N}{1,3}",
     "[一-龥\u3040-ゟ゠-ヿ]+",
-    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
-    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"""
+    "|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*"
+    "|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
 )
+"""As published, with line ends themselves in classes."""
+PrependScheme: TypeAlias = Literal["always", "first", "never"]
 SPECIALS = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 VOCABULARY = 1500
 
@@ -114,7 +117,19 @@ def _o200k() -> Tokenizer:
 
 
 def _deepseek() -> Tokenizer:
-    return byte_level(_splits(*DEEPSEEK))
+    made = byte_level(_splits(*DEEPSEEK), normalizers.Sequence([]))
+    made.add_tokens([AddedToken("<dsml:", normalized=False), AddedToken("</dsml:")])
+    return made
+
+
+def _falcon() -> Tokenizer:
+    stages = [
+        pre_tokenizers.Punctuation("contiguous"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        pre_tokenizers.Digits(),
+        pre_tokenizers.Split(Regex("[0-9][0-9][0-9]"), "isolated"),
+    ]
+    return byte_level(pre_tokenizers.Sequence(stages))
 
 
 def _word_piece() -> Tokenizer:
@@ -140,6 +155,46 @@ def _unigram() -> Tokenizer:
     return _trained(tokenizer, trainer, post)
 
 
+def _sentence_piece(prepend: PrependScheme = "always") -> Tokenizer:
+    """Llama 2's and Mistral's: words do not divide a text, and bytes stand for unknown characters.
+
+    Trained on words, as SentencePiece does.
+    """
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prepend)
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256))],
+        limit_alphabet=300,
+        show_progress=False,
+    )
+    template = processors.TemplateProcessing("<s> $A", "<s> $A <s> $B", [("<s>", 1)])
+    config = settings(_trained(tokenizer, trainer, template))
+    config["model"] |= {"byte_fallback": True, "fuse_unk": True}
+    config["pre_tokenizer"]["split"] = False
+    config["added_tokens"] = [each for each in config["added_tokens"] if each["id"] < 2]
+    return Tokenizer.from_str(json.dumps(config))
+
+
+def _llama2() -> Tokenizer:
+    made = _sentence_piece()
+    made.add_tokens(["\u2581<PRE>", AddedToken("<mask>", lstrip=True)])
+    return made
+
+
+def _gemma() -> Tokenizer:
+    """Without bytes for unknown characters, so that unknown ones next to each other become one."""
+    made = _sentence_piece("never")
+    config = settings(made)
+    config["model"]["byte_fallback"] = False
+    made = Tokenizer.from_str(json.dumps(config))
+    made.normalizer = normalizers.Replace(" ", "\u2581")
+    made.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    made.add_tokens([AddedToken("\u2581\u2581"), AddedToken("\n\n", normalized=False)])
+    return made
+
+
 def _whitespace() -> Tokenizer:
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -156,8 +211,12 @@ _KINDS: dict[str, Callable[[], Tokenizer]] = {
     "qwen3.5": _qwen_3_5,
     "o200k": _o200k,
     "deepseek": _deepseek,
+    "falcon": _falcon,
     "wordpiece": _word_piece,
     "unigram": _unigram,
+    "llama2": _llama2,
+    "mistral": partial(_sentence_piece, "first"),
+    "gemma": _gemma,
     "whitespace": _whitespace,
 }
 PROVEN = list(_KINDS)

@@ -308,9 +308,7 @@ def test_without_a_proof_nothing_is_cut() -> None:
     encoder = TextEncoder(TokenizerCopy(text).encode, text, PLAIN, FrontendMetrics())
     assert encoder.wait_until_ready(60)
     assert encoder.status()["encoder"] == "huggingface"
-    assert encoder.status()["why_no_splice"] == (
-        "not proven: pre-tokenizer Metaspace without split"
-    )
+    assert encoder.status()["why_no_splice"] == "not proven: Unigram of undivided texts"
 
 
 def test_a_wrong_proof_is_found_at_load(
