@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_format
 import tempfile
 import time
 from collections.abc import Sequence
@@ -29,6 +28,7 @@ from sglang_prefill_ext.texts.frame import frame_of
 from sglang_prefill_ext.texts.libraries import TokenizerCopy
 from sglang_prefill_ext.texts.proof import boundaries_of
 from sglang_prefill_ext.texts.sample_texts import splice_cases, texts
+from sglang_prefill_ext.texts.settings import settings_of
 from sglang_prefill_ext.texts.splice import Splice
 from sglang_prefill_ext.texts.text_encoder import TextEncoder
 from sglang_prefill_ext.texts.ways import Plain
@@ -119,7 +119,7 @@ def _checked_strings(
 
 def _library_ways(json: str, console: Console) -> dict[str, Any]:
     """Return the ways of all libraries that can load the tokenizer; a server too skips others."""
-    settings = json_format.loads(json)
+    settings = settings_of(json)
     frame = frame_of(settings["post_processor"])
     if frame is None:
         raise GateError("the tokenizer's post-processor is not known; no library is compared")

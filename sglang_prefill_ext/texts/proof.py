@@ -26,13 +26,11 @@ strings over an alphabet of every class, and every character of Unicode.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
+from sglang_prefill_ext.texts.settings import Settings, is_mark, normalizers_of, space_mark
 from sglang_prefill_ext.texts.splice import MARKS, Boundaries
-from sglang_prefill_ext.texts.undivided import doubt_of_merges, is_mark, normalizers_of, space_mark
-
-Config = Mapping[str, Any]
+from sglang_prefill_ext.texts.undivided import doubt_of_merges
 
 _WORDS = frozenset(
     {
@@ -75,41 +73,42 @@ None of them, nor of `_WORDS`, matches a string in which a space follows somethi
 a mark follows a letter; none looks behind; and the one that looks ahead does so behind a space.
 """
 
-_NORMALIZERS = ("NFC", "BertNormalizer")
 _WHITESPACE_SPLITTERS = {"BertPreTokenizer": MARKS, "Whitespace": MARKS, "WhitespaceSplit": ""}
 
 
-def unproven(config: Config) -> str:
+def unproven(settings: Settings) -> str:
     """Return the component of a tokenizer for which there is no proof; empty if there is none.
 
     Args:
-        config: of the tokenizer, as in ``tokenizer.json``.
+        settings: of the tokenizer, as in ``tokenizer.json``.
     """
-    if config["model"].get("dropout"):  # the ids of a text are random then
+    if settings["model"].get("dropout"):  # the ids of a text are random then
         return "BPE with dropout"
-    mark = space_mark(config)
-    for normalizer in normalizers_of(config):
-        if normalizer["type"] not in _NORMALIZERS and not (mark and is_mark(normalizer)):
+    mark = space_mark(settings)
+    for normalizer in normalizers_of(settings):
+        # BERT's puts spaces around some characters, which a mark would join with others.
+        known = is_mark(normalizer) if mark else normalizer["type"] == "BertNormalizer"
+        if not known and normalizer["type"] != "NFC":
             return f"normalizer {normalizer['type']}"
     if mark:
-        doubt = doubt_of_merges(config["model"], mark)
+        doubt = doubt_of_merges(settings["model"], mark)
     else:
-        doubt = _doubt_of_pre_tokenizer(config.get("pre_tokenizer"))
-    return doubt or _doubt_of_added_tokens(config, mark)
+        doubt = _doubt_of_pre_tokenizer(settings.get("pre_tokenizer"))
+    return doubt or _doubt_of_added_tokens(settings, mark)
 
 
-def boundaries_of(config: Config) -> Boundaries:
+def boundaries_of(settings: Settings) -> Boundaries:
     """Return where texts may be cut for a tokenizer that is not `unproven`."""
-    kind, mark = (config.get("pre_tokenizer") or {}).get("type", ""), space_mark(config)
+    kind, mark = (settings.get("pre_tokenizer") or {}).get("type", ""), space_mark(settings)
     marks = "" if mark or kind == "Metaspace" else _WHITESPACE_SPLITTERS.get(kind, MARKS)
-    added = config.get("added_tokens", ())
+    added = settings.get("added_tokens", ())
     texts = [_normal_form(token) for token in added]
     free = (each for each in marks if not any(map(Boundaries(each).inside, texts)))
     ends = (token["content"][-1:] for token in added if token["rstrip"])
     return Boundaries("".join(free), frozenset([*mark, *ends]))
 
 
-def _normal_form(token: Config) -> str:
+def _normal_form(token: Settings) -> str:
     return unicodedata.normalize("NFC", token["content"])
 
 
@@ -132,13 +131,11 @@ def alternatives(pattern: str) -> list[str]:
     return parts
 
 
-def _doubt_of_pre_tokenizer(pre_tokenizer: Config | None) -> str:
+def _doubt_of_pre_tokenizer(pre_tokenizer: Settings | None) -> str:
     if pre_tokenizer is None:
         return "no pre-tokenizer"
     kind = pre_tokenizer["type"]
-    if kind in _WHITESPACE_SPLITTERS:
-        return ""
-    if kind == "Metaspace":
+    if kind in _WHITESPACE_SPLITTERS or kind == "Metaspace":
         return ""
     stages = pre_tokenizer["pretokenizers"] if kind == "Sequence" else [pre_tokenizer]
     doubts = [doubt for stage in stages if (doubt := _doubt_of_stage(stage))]
@@ -148,7 +145,7 @@ def _doubt_of_pre_tokenizer(pre_tokenizer: Config | None) -> str:
     return "" if any(map(_parts_all, stages)) else "no pre-tokenizer that parts all words"
 
 
-def _doubt_of_stage(stage: Config) -> str:
+def _doubt_of_stage(stage: Settings) -> str:
     match stage["type"]:
         case "ByteLevel":
             return "ByteLevel with add_prefix_space" if stage["add_prefix_space"] else ""
@@ -161,21 +158,21 @@ def _doubt_of_stage(stage: Config) -> str:
     return f"pre-tokenizer {stage['type']}"
 
 
-def _doubt_of_split(split: Config) -> str:
+def _doubt_of_split(split: Settings) -> str:
     if (split["behavior"], split["invert"]) not in (("Isolated", False), ("Removed", True)):
         return f"Split with behavior {split['behavior']}"
     unknown = [each for each in _alternatives_of(split) if each not in _WORDS | _OTHERS]
     return f"Split by {unknown[0]}" if unknown else ""
 
 
-def _parts_all(stage: Config) -> bool:
+def _parts_all(stage: Settings) -> bool:
     if stage["type"] == "ByteLevel":
         return bool(stage["use_regex"])  # the pattern of GPT-2
     known = set(_alternatives_of(stage)) if stage["type"] == "Split" else set()
     return r"\s+" in known and not known.isdisjoint(_WORDS)
 
 
-def _alternatives_of(split: Config) -> list[str]:
+def _alternatives_of(split: Settings) -> list[str]:
     pattern = split["pattern"]
     if "Regex" not in pattern:
         return ["a fixed string"]
@@ -183,18 +180,18 @@ def _alternatives_of(split: Config) -> list[str]:
     return alternatives(pattern["Regex"].replace("\r", r"\r").replace("\n", r"\n"))
 
 
-def _doubt_of_added_tokens(config: Config, mark: str) -> str:
+def _doubt_of_added_tokens(settings: Settings, mark: str) -> str:
     # `boundaries_of` takes care of tokens with rstrip.
-    boundaries = boundaries_of(config)
-    normalizers = {each["type"] for each in normalizers_of(config)}
-    for token in config.get("added_tokens", ()):
+    boundaries = boundaries_of(settings)
+    normalizers = {each["type"] for each in normalizers_of(settings)}
+    for token in settings.get("added_tokens", ()):
         for doubt in _doubts_of_token(token, boundaries, normalizers, mark):
             return f"added token {token['content']!r}: {doubt}"
     return ""
 
 
 def _doubts_of_token(
-    token: Config, boundaries: Boundaries, normalizers: set[str], mark: str
+    token: Settings, boundaries: Boundaries, normalizers: set[str], mark: str
 ) -> Iterator[str]:
     content = _normal_form(token)
     if boundaries.inside(content) or (mark and boundaries.inside(content.replace(mark, " "))):

@@ -14,46 +14,11 @@ but the mark is known. The second part begins with the mark, so no other one is 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
 
-Config = Mapping[str, Any]
+from sglang_prefill_ext.texts.settings import Settings
 
 
-def normalizers_of(config: Config) -> list[Config]:
-    """Return the normalisers of a tokenizer, in order."""
-    return _stages(config.get("normalizer"))
-
-
-def _stages(normalizer: Config | None) -> list[Config]:
-    if normalizer is None:
-        return []
-    if normalizer["type"] != "Sequence":
-        return [normalizer]
-    return [stage for each in normalizer["normalizers"] for stage in _stages(each)]
-
-
-def is_mark(normalizer: Config) -> bool:
-    """Whether a normaliser puts one character in place of every space."""
-    return (
-        normalizer["type"] == "Replace"
-        and normalizer["pattern"] == {"String": " "}
-        and len(normalizer["content"]) == 1
-    )
-
-
-def space_mark(config: Config) -> str:
-    """Return what stands for a space where a whole text is one pre-token; else an empty string."""
-    pre_tokenizer = config.get("pre_tokenizer")
-    if pre_tokenizer and pre_tokenizer["type"] == "Metaspace":
-        return "" if pre_tokenizer.get("split", True) else str(pre_tokenizer["replacement"])
-    marks = [each["content"] for each in normalizers_of(config) if is_mark(each)]
-    # Where no space is left, nothing is split at spaces.
-    divided = pre_tokenizer and pre_tokenizer.get("pattern") != {"String": " "}
-    return "" if divided or not marks else str(marks[0])
-
-
-def doubt_of_merges(model: Config, mark: str) -> str:
+def doubt_of_merges(model: Settings, mark: str) -> str:
     """Return why the proof does not hold for a model; empty if it does.
 
     Args:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json as json_format
 import logging
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from sglang_prefill_ext.config import PrefillOnlyConfig, Switch
 from sglang_prefill_ext.metrics import FrontendMetrics
@@ -17,6 +16,7 @@ from sglang_prefill_ext.texts.frame import NO_FRAME, frame_of
 from sglang_prefill_ext.texts.libraries import Encoder, TokenizerCopy, flat
 from sglang_prefill_ext.texts.proof import boundaries_of, unproven
 from sglang_prefill_ext.texts.sample_texts import texts
+from sglang_prefill_ext.texts.settings import Settings, settings_of
 from sglang_prefill_ext.texts.splice import Splice
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class Ways:
             directory: where comparisons of libraries are kept.
         """
         try:
-            settings = json_format.loads(self._json)
+            settings = settings_of(self._json)
             added = [token["content"] for token in settings.get("added_tokens", ())]
             copy = self._faithful_copy(settings, added)
             if copy is None:
@@ -93,7 +93,7 @@ class Ways:
         self.why_no_splice = "differed while serving"
         self._mismatch("Prefix splice is off from now on: it %s", self.why_no_splice)
 
-    def _faithful_copy(self, settings: dict[str, Any], added: list[str]) -> Encoder | None:
+    def _faithful_copy(self, settings: Settings, added: list[str]) -> Encoder | None:
         """Return a copy of the tokenizer if it agrees with the plain way."""
         copy = self._copy or TokenizerCopy(self._json)
         frame = frame_of(settings.get("post_processor"))
@@ -110,7 +110,7 @@ class Ways:
         return None
 
     def _checked_splice(
-        self, settings: dict[str, Any], config: PrefillOnlyConfig, copy: Encoder, added: list[str]
+        self, settings: Settings, config: PrefillOnlyConfig, copy: Encoder, added: list[str]
     ) -> Splice | None:
         doubt = unproven(settings)
         if config.prefix_splice == Switch.OFF:

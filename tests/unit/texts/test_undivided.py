@@ -6,7 +6,6 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from sglang_prefill_ext.texts import proof
-from sglang_prefill_ext.texts.undivided import space_mark
 from tests.unit.texts.made import settings
 
 VOCABULARY = {token: number for number, token in enumerate(["a", "b", "_", "a_", "_b", "__"])}
@@ -18,33 +17,6 @@ def undivided(merges: list[tuple[str, str]] = MERGES, **options: Any) -> Tokeniz
     tokenizer = Tokenizer(models.BPE(VOCABULARY, merges, **options))
     tokenizer.normalizer = SPACES_MARKED
     return tokenizer
-
-
-@pytest.mark.parametrize(
-    ("normalizer", "pre_tokenizer", "mark"),
-    [
-        (None, pre_tokenizers.Metaspace("_", split=False), "_"),
-        (None, pre_tokenizers.Metaspace("_", split=True), ""),
-        (SPACES_MARKED, None, "_"),
-        (SPACES_MARKED, pre_tokenizers.Split(" ", "isolated"), "_"),
-        (SPACES_MARKED, pre_tokenizers.Split("a", "isolated"), ""),
-        (SPACES_MARKED, pre_tokenizers.Whitespace(), ""),
-        (normalizers.Sequence([normalizers.NFC(), SPACES_MARKED]), None, "_"),
-        (normalizers.Replace("a", "_"), None, ""),
-        (normalizers.Replace(" ", "__"), None, ""),
-        (None, pre_tokenizers.Split(" ", "isolated"), ""),
-        (None, None, ""),
-    ],
-)
-def test_a_mark_stands_for_spaces_where_nothing_divides_a_text(
-    normalizer: Any, pre_tokenizer: Any, mark: str
-) -> None:
-    tokenizer = Tokenizer(models.BPE(VOCABULARY, MERGES))
-    if normalizer is not None:
-        tokenizer.normalizer = normalizer
-    if pre_tokenizer is not None:
-        tokenizer.pre_tokenizer = pre_tokenizer
-    assert space_mark(settings(tokenizer)) == mark
 
 
 def test_a_merge_across_a_boundary_gives_other_ids() -> None:
@@ -64,6 +36,15 @@ def test_options_that_look_at_whole_texts_are_no_part_of_the_proof(option: str) 
     config = settings(undivided())
     config["model"][option] = True if option == "ignore_merges" else "x"
     assert proof.unproven(config) == f"BPE of undivided texts with {option}"
+
+
+def test_a_normaliser_that_makes_spaces_is_no_part_of_the_proof() -> None:
+    tokenizer = undivided()
+    tokenizer.normalizer = normalizers.Sequence([normalizers.BertNormalizer(), SPACES_MARKED])
+    assert tokenizer.normalizer.normalize_str("字 b") == "_字__b"
+    assert proof.unproven(settings(tokenizer)) == "normalizer BertNormalizer"
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), SPACES_MARKED])
+    assert proof.unproven(settings(tokenizer)) == ""
 
 
 def test_only_byte_pairs_are_joined_on_either_side_of_a_cut_alone() -> None:
