@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Awaitable, Mapping
+
+from msgspec.structs import replace
 
 from sglang_prefill_ext.attach import carrier
 from sglang_prefill_ext.attach.carrier import EngineState, Offer, PartAnswer
@@ -71,12 +74,18 @@ class Replica:
         target = f"{carrier.FACTS_PATH}?known={self._fingerprint}"
         state = carrier.state_from(await _content(self.connections.get(target, limit_s)))
         if state.offer is not None:
-            self.offer, self._fingerprint = state.offer, state.fingerprint
+            self.offer, self._fingerprint = _with_shared_tokenizer(state.offer), state.fingerprint
         return state
 
     async def _post(self, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
         headers = {"content-type": carrier.MSGPACK, **headers}
         return await _content(self.connections.post(path, body, headers))
+
+
+def _with_shared_tokenizer(offer: Offer) -> Offer:
+    """The offer with the one text that all offers of this tokenizer have; it has many MB."""
+    tokenizer = sys.intern(offer.facts.tokenizer)
+    return replace(offer, facts=replace(offer.facts, tokenizer=tokenizer))
 
 
 async def _content(asking: Awaitable[Answer]) -> bytes:
