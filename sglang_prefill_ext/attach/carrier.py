@@ -2,10 +2,11 @@
 
 ::
 
-    GET  /prefill_only/facts?known=FINGERPRINT    EngineState; with its offer, unless that is known
-    POST /prefill_only/rows                       bytes of rows; answered with PartAnswer
-    POST /prefill_only/calls                      `Stock`; answered with StockAnswer or StockError
+    GET  /prefill_only/facts?known=..&tokenizer=..    EngineState
+    POST /prefill_only/rows                           bytes of rows; answered with PartAnswer
+    POST /prefill_only/calls                          `Stock`; answered with StockAnswer, StockError
 
+A router names the offer and the tokenizer that it knows, which it does not need again.
 The options of rows are in the same headers as those of a scoring request. A deadline is sent as the
 time that is left, so the clocks of two hosts need not agree. A router aborts a request by dropping
 its connection.
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from sglang_prefill_ext import __version__
 from sglang_prefill_ext.attach.messages import Facts, Stock, StockAnswer, StockError
@@ -36,6 +38,8 @@ class Offer(msgspec.Struct, frozen=True):
     """What an engine tells of itself that does not change, unless an operator changes it.
 
     Attributes:
+        facts: without the tokenizer, which has many MB, if the router knows it.
+        tokenizer_digest: names the tokenizer.
         served_name: name of the model in answers of OpenAI's routes.
         model_path: name of the model in answers of `/v1/embeddings`.
         settings: flags of SGLang that change numbers or answers, and the version of the weights;
@@ -47,6 +51,7 @@ class Offer(msgspec.Struct, frozen=True):
     """
 
     facts: Facts
+    tokenizer_digest: str
     served_name: str
     model_path: str
     settings: dict[str, str]
@@ -61,7 +66,7 @@ class EngineState(msgspec.Struct, frozen=True):
 
     Attributes:
         fingerprint: of the offer.
-        offer: None if the router has said that it knows this one.
+        offer: None if the router knows it.
         schedulers: their parts of the status page; empty if none has answered in time.
         tokens: of the packed requests of this process that are under way.
         leaving: it answers these, and then ends.
@@ -105,8 +110,18 @@ _decode_version = msgspec.msgpack.Decoder(_Versioned).decode
 _decode_state = msgspec.msgpack.Decoder(EngineState).decode
 
 
+def digest_of(text: str) -> str:
+    """Return what tells a text from others in an offer."""
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def with_tokenizer(offer: Offer, tokenizer: str) -> Offer:
+    return replace(offer, facts=replace(offer.facts, tokenizer=tokenizer))
+
+
 def fingerprint_of(offer: Offer) -> str:
-    return hashlib.sha256(encode(offer)).hexdigest()
+    """Return what tells an offer from others; its tokenizer counts by the digest."""
+    return hashlib.sha256(encode(with_tokenizer(offer, ""))).hexdigest()
 
 
 def state_from(body: bytes) -> EngineState:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Awaitable, Mapping
 
-from msgspec.structs import replace
-
 from sglang_prefill_ext.attach import carrier
 from sglang_prefill_ext.attach.carrier import EngineState, Offer, PartAnswer
 from sglang_prefill_ext.attach.http_connections import Answer, HttpConnections
@@ -71,21 +69,23 @@ class Replica:
             EngineUnavailableError: it does not answer, or is no engine of this version.
         """
         limit_s = _STATE_S if self._fingerprint else _FIRST_STATE_S
-        target = f"{carrier.FACTS_PATH}?known={self._fingerprint}"
+        tokenizer = "" if self.offer is None else self.offer.tokenizer_digest
+        target = f"{carrier.FACTS_PATH}?known={self._fingerprint}&tokenizer={tokenizer}"
         state = carrier.state_from(await _content(self.connections.get(target, limit_s)))
         if state.offer is not None:
-            self.offer, self._fingerprint = _with_shared_tokenizer(state.offer), state.fingerprint
+            self.offer, self._fingerprint = self._complete(state.offer), state.fingerprint
         return state
+
+    def _complete(self, offer: Offer) -> Offer:
+        """The offer with its tokenizer: the text of many MB that all offers of it share."""
+        known = self.offer
+        if known is not None and known.tokenizer_digest == offer.tokenizer_digest:
+            return carrier.with_tokenizer(offer, known.facts.tokenizer)
+        return carrier.with_tokenizer(offer, sys.intern(offer.facts.tokenizer))
 
     async def _post(self, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
         headers = {"content-type": carrier.MSGPACK, **headers}
         return await _content(self.connections.post(path, body, headers))
-
-
-def _with_shared_tokenizer(offer: Offer) -> Offer:
-    """The offer with the one text that all offers of this tokenizer have; it has many MB."""
-    tokenizer = sys.intern(offer.facts.tokenizer)
-    return replace(offer, facts=replace(offer.facts, tokenizer=tokenizer))
 
 
 async def _content(asking: Awaitable[Answer]) -> bytes:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from sglang_prefill_ext.attach.carrier import EngineState, Offer
+from sglang_prefill_ext.attach.carrier import EngineState, Offer, digest_of
 from sglang_prefill_ext.config.knobs import flag_name
 from sglang_prefill_ext.errors import EngineUnavailableError
 from sglang_prefill_ext.fleet.health import Health
@@ -49,9 +48,9 @@ def _traits_of(offer: Offer) -> dict[str, str]:
         "--dtype": facts.embeddings.dtype,
         "kind of model": "generation" if facts.is_generation else "vectors",
         "classes": ", ".join(facts.class_names),
-        "tokenizer": _digest(facts.tokenizer),
-        "ids of sample texts": _digest(str(facts.probes)),
-        "chat template": _digest(str(offer.reranking)),
+        "tokenizer": offer.tokenizer_digest,
+        "ids of sample texts": digest_of(str(facts.probes)),
+        "chat template": digest_of(str(offer.reranking)),
         "why nothing is packed": facts.declined or "all is packed",
     }
     named |= {flag_name(name): getattr(config, name) for name in _KNOBS}
@@ -87,10 +86,6 @@ def _explain(replica: Replica, why: str, level: int) -> None:
     if replica.why != why:
         logger.log(level, "Engine %s: %s", replica.url, why)
     replica.why = why
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 class Selection:

@@ -62,14 +62,16 @@ def add_carrier_routes(
 
     async def facts(raw_request: Request) -> Response:
         offer, fingerprint = offers.current()
-        known = raw_request.query_params.get("known") == fingerprint
+        query = raw_request.query_params
+        if query.get("tokenizer") == offer.tokenizer_digest:
+            offer = carrier.with_tokenizer(offer, "")
         try:
             async with asyncio.timeout(_SCHEDULERS_WAIT_S):
                 found = await schedulers.answer()
         except TimeoutError:
             found = []
         told = [{k: v for k, v in each.items() if k not in _LEFT_OUT} for each in found]
-        offered = None if known else offer
+        offered = None if query.get("known") == fingerprint else offer
         state = EngineState(fingerprint, offered, told, engine.tokens, engine.leaving)
         return Response(carrier.encode(state), media_type=carrier.MSGPACK)
 
@@ -116,6 +118,7 @@ def offer_of(app: Any, manager: Any, engine: AttachableEngine) -> Offer:
     model = manager.model_config
     return Offer(
         facts=engine.facts(),
+        tokenizer_digest=engine.tokenizer_digest,
         served_name=manager.served_model_name or manager.model_path,
         model_path=manager.model_path,
         settings=_settings(manager),

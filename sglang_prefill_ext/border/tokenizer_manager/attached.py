@@ -11,6 +11,7 @@ from typing import Any
 
 from sglang.srt.managers.io_struct import EmbeddingReqInput
 
+from sglang_prefill_ext.attach.carrier import digest_of
 from sglang_prefill_ext.attach.messages import (
     Beat,
     Facts,
@@ -62,6 +63,10 @@ class AttachableEngine:
         if not self._tokenizer_json:
             return {}
         return dict(zip(PROBES, self._link.encode(PROBES), strict=True))
+
+    @cached_property
+    def tokenizer_digest(self) -> str:
+        return digest_of(self._tokenizer_json)
 
     @property
     def tokens(self) -> int:

@@ -13,7 +13,7 @@ import uvicorn
 from fastapi import FastAPI, HTTPException, Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 
-from sglang_prefill_ext.attach.carrier import Offer
+from sglang_prefill_ext.attach.carrier import Offer, digest_of
 from sglang_prefill_ext.border.http_server.carrier_routes import add_carrier_routes
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.frontend.options import TIMEOUT_HEADER
@@ -33,7 +33,8 @@ def an_offer(**changes: Any) -> Offer:
         "settings": {"weight version": "default"},
         "reranking": Reranking(TEMPLATE, 1, 2),
     }
-    return Offer(**(known | changes))
+    known |= changes
+    return Offer(tokenizer_digest=digest_of(known["facts"].tokenizer), **known)
 
 
 class CountingEngine(StubEngine):

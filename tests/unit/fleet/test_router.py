@@ -86,14 +86,6 @@ async def routed(*stubs: Stub, more: Sequence[str] = (), **options: Any) -> Asyn
         yield Routed(http, fleet, stubs)
 
 
-async def test_a_router_has_the_tokenizer_of_its_engines_once() -> None:
-    """It has many MB, and there may be hundreds of engines."""
-    async with routed(Stub(), Stub()) as one:
-        texts = [each.offer.facts.tokenizer for each in one.fleet.replicas.values() if each.offer]
-    assert len(texts) == 2
-    assert texts[0] is texts[1]
-
-
 @pytest.mark.usefixtures("patience")
 async def test_scores_come_from_both_engines_in_the_order_of_items() -> None:
     a, b = Stub(), Stub()

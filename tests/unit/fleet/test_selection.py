@@ -10,6 +10,7 @@ from msgspec.structs import replace as changed
 from sglang_prefill_ext.attach.carrier import (
     EngineState,
     Offer,
+    digest_of,
     encode,
     fingerprint_of,
     state_from,
@@ -26,8 +27,9 @@ from tests.unit.attach.engines import STATUS, facts
 
 def offer(**changes: Any) -> Offer:
     settings = {"--quantization": "None", "weight version": "default"}
-    known = {"facts": facts(), "served_name": "m", "model_path": "m", "settings": settings}
-    return Offer(**(known | changes))
+    known: dict[str, Any] = {"facts": facts(), "served_name": "m", "model_path": "m"}
+    known |= {"settings": settings} | changes
+    return Offer(tokenizer_digest=digest_of(known["facts"].tokenizer), **known)
 
 
 def with_facts(**changes: Any) -> Offer:
