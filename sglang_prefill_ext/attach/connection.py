@@ -18,6 +18,7 @@ from sglang_prefill_ext.attach import messages
 from sglang_prefill_ext.attach.address import ENGINE_FLAG, stranger_at
 from sglang_prefill_ext.attach.mailbox import Mailbox, socket_of
 from sglang_prefill_ext.attach.session import Session
+from sglang_prefill_ext.attach.session_texts import SessionTexts
 from sglang_prefill_ext.errors import EngineUnavailableError
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.metrics import FrontendMetrics
@@ -61,6 +62,7 @@ class EngineConnection:
         self._failures = 0
         self._hello_s = 0.0
         self._session: Session | None = None
+        self._texts = SessionTexts(metrics)
         self._attached = asyncio.Event()
         self._why = f"No engine answers at {path}. Start one with {ENGINE_FLAG}, or wait for it."
 
@@ -179,7 +181,7 @@ class EngineConnection:
                 return  # a second hello was sent before the answer to the first one
             self._close("The engine is another one now. Try again.")
         try:
-            self._session = Session(facts, self._send_rows, self._send, self._metrics)
+            self._session = Session(facts, self._send_rows, self._send, self._metrics, self._texts)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # also a panic in Rust

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from sglang_prefill_ext.attach import messages
+from sglang_prefill_ext.attach.session_texts import SessionTexts
 from sglang_prefill_ext.errors import EngineUnavailableError, PrefillExtError
 from sglang_prefill_ext.frontend.embed.embed_frontend import EmbedFrontend
 from sglang_prefill_ext.frontend.exchange import PackedExchange
@@ -15,8 +16,6 @@ from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.packed_path import PackedPath
 from sglang_prefill_ext.frontend.score.score_frontend import ScoreFrontend
 from sglang_prefill_ext.metrics import FrontendMetrics
-from sglang_prefill_ext.texts.libraries import faithful_copy
-from sglang_prefill_ext.texts.text_encoder import TextEncoder
 from sglang_prefill_ext.wire.arrays import FlatRows, Int32Array
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.prefix_policy import repeated_prefixes
@@ -30,6 +29,7 @@ class Session:
         send_rows: passes rows for the engine on under a name, without waiting.
         send: passes another message on, without waiting.
         metrics: counts of this process.
+        texts: of this process; each of its sessions uses the same.
     """
 
     def __init__(
@@ -38,14 +38,12 @@ class Session:
         send_rows: Callable[[str, PackedRows, RequestOptions], None],
         send: Callable[[messages.Stock | messages.Abort], None],
         metrics: FrontendMetrics,
+        texts: SessionTexts,
     ) -> None:
         self.facts = facts
         self.exchange = PackedExchange(self, max_row_tokens=facts.config.max_forward_tokens)
         self.exchange.declined_reason = facts.declined
-        self.texts: TextEncoder | None = None
-        if (copy := faithful_copy(facts.tokenizer, facts.probes)) is not None:
-            args = (copy.encode, facts.tokenizer, facts.config, metrics)
-            self.texts = TextEncoder(*args, copy=copy)
+        self.texts = texts.encoder_for(facts)
         self.path = PackedPath(
             self,
             self.exchange,

@@ -12,6 +12,7 @@ import aiohttp
 
 from sglang_prefill_ext.attach.carrier import Offer
 from sglang_prefill_ext.attach.session import Session
+from sglang_prefill_ext.attach.session_texts import SessionTexts
 from sglang_prefill_ext.errors import EngineUnavailableError
 from sglang_prefill_ext.fleet.calls import Calls
 from sglang_prefill_ext.fleet.dispatch import Dispatcher
@@ -61,6 +62,7 @@ class Fleet:
         self.dispatcher = Dispatcher(self.replicas, self.loads, extra_work)
         self._selection = Selection(self.replicas, self.loads, self._begin_session)
         self._session: Session | None = None
+        self._texts = SessionTexts(metrics)
         self._why = NO_ENGINE
         self.whole = WholeRequests(self.replicas, self.loads, self.dispatcher.attempts.counts)
         self._calls: Calls
@@ -177,7 +179,9 @@ class Fleet:
         calls = self._calls = Calls(self.dispatcher, self.whole)
         self._session = None
         try:
-            self._session = Session(offer.facts, calls.take_rows, calls.take, self._metrics)
+            self._session = Session(
+                offer.facts, calls.take_rows, calls.take, self._metrics, self._texts
+            )
             calls.session = self._session
         except (KeyboardInterrupt, SystemExit):
             raise
