@@ -102,8 +102,8 @@ def boundaries_of(settings: Settings) -> Boundaries:
     kind, mark = (settings.get("pre_tokenizer") or {}).get("type", ""), space_mark(settings)
     marks = "" if mark or kind == "Metaspace" else _WHITESPACE_SPLITTERS.get(kind, MARKS)
     added = settings.get("added_tokens", ())
-    texts = [_normal_form(token) for token in added]
-    free = (each for each in marks if not any(map(Boundaries(each).inside, texts)))
+    taken = set().union(*(Boundaries(marks).inside(_normal_form(token)) for token in added))
+    free = (each for each in marks if each not in taken)
     ends = (token["content"][-1:] for token in added if token["rstrip"])
     return Boundaries("".join(free), frozenset([*mark, *ends]))
 
@@ -194,7 +194,7 @@ def _doubts_of_token(
     token: Settings, boundaries: Boundaries, normalizers: set[str], mark: str
 ) -> Iterator[str]:
     content = _normal_form(token)
-    if boundaries.inside(content) or (mark and boundaries.inside(content.replace(mark, " "))):
+    if boundaries.inside(content.replace(mark, " ") if mark else content):
         yield "it contains a boundary"
     if token["single_word"]:
         yield "it depends on its neighbours"

@@ -57,9 +57,9 @@ class Boundaries:
         places = range(1, min(len(text), _LONGEST_SEARCH))
         return next((at for at in places if self.between(text[at - 1], text[at])), len(text))
 
-    def inside(self, text: str) -> bool:
-        """Whether a text may be cut anywhere in it."""
-        return any(self.between(before, after) for before, after in pairwise(text))
+    def inside(self, text: str) -> set[str]:
+        """Return the characters before which a text may be cut somewhere in it."""
+        return {after for before, after in pairwise(text) if self.between(before, after)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,7 +10,6 @@ from msgspec.structs import replace as changed
 from sglang_prefill_ext.attach.carrier import (
     EngineState,
     Offer,
-    digest_of,
     encode,
     fingerprint_of,
     state_from,
@@ -23,13 +22,13 @@ from sglang_prefill_ext.fleet.selection import Member, Selection, chosen, differ
 from sglang_prefill_ext.frontend.score.rerank import Reranking
 from sglang_prefill_ext.wire.arrays import EmbeddingKind
 from tests.unit.attach.engines import STATUS, facts
+from tests.unit.fleet.stub_engines import an_offer
 
 
 def offer(**changes: Any) -> Offer:
     settings = {"--quantization": "None", "weight version": "default"}
-    known: dict[str, Any] = {"facts": facts(), "served_name": "m", "model_path": "m"}
-    known |= {"settings": settings} | changes
-    return Offer(tokenizer_digest=digest_of(known["facts"].tokenizer), **known)
+    known: dict[str, Any] = {"facts": facts(), "settings": settings, "reranking": None}
+    return an_offer(**(known | changes))
 
 
 def with_facts(**changes: Any) -> Offer:

@@ -155,7 +155,7 @@ def _unigram() -> Tokenizer:
     return _trained(tokenizer, trainer, post)
 
 
-def _sentence_piece(prepend: PrependScheme = "always") -> Tokenizer:
+def _sentence_piece(prepend: PrependScheme, *, byte_fallback: bool = True) -> Tokenizer:
     """Llama 2's and Mistral's: words do not divide a text, and bytes stand for unknown characters.
 
     Trained on words, as SentencePiece does.
@@ -171,24 +171,21 @@ def _sentence_piece(prepend: PrependScheme = "always") -> Tokenizer:
     )
     template = processors.TemplateProcessing("<s> $A", "<s> $A <s> $B", [("<s>", 1)])
     config = settings(_trained(tokenizer, trainer, template))
-    config["model"] |= {"byte_fallback": True, "fuse_unk": True}
+    config["model"] |= {"byte_fallback": byte_fallback, "fuse_unk": True}
     config["pre_tokenizer"]["split"] = False
     config["added_tokens"] = [each for each in config["added_tokens"] if each["id"] < 2]
     return Tokenizer.from_str(json.dumps(config))
 
 
 def _llama2() -> Tokenizer:
-    made = _sentence_piece()
+    made = _sentence_piece("always")
     made.add_tokens(["\u2581<PRE>", AddedToken("<mask>", lstrip=True)])
     return made
 
 
 def _gemma() -> Tokenizer:
     """Without bytes for unknown characters, so that unknown ones next to each other become one."""
-    made = _sentence_piece("never")
-    config = settings(made)
-    config["model"]["byte_fallback"] = False
-    made = Tokenizer.from_str(json.dumps(config))
+    made = _sentence_piece("never", byte_fallback=False)
     made.normalizer = normalizers.Replace(" ", "\u2581")
     made.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
     made.add_tokens([AddedToken("\u2581\u2581"), AddedToken("\n\n", normalized=False)])

@@ -8,8 +8,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from sglang_prefill_ext.texts.settings import normalizers_of, settings_of, space_mark
 from tests.unit.texts.made import PROVEN, json_of, settings
-
-SPACES_MARKED = normalizers.Replace(" ", "_")
+from tests.unit.texts.test_undivided import SPACES_MARKED
 
 
 @pytest.mark.parametrize(
