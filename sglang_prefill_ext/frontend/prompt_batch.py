@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_prefill_ext.frontend.pack import shared_len, shared_once
+from sglang_prefill_ext.frontend.beginnings import shared_beginnings
+from sglang_prefill_ext.frontend.pack import shared_once
 from sglang_prefill_ext.wire.arrays import (
     NO_INTS,
     NO_OVERRIDES,
@@ -22,28 +21,8 @@ from sglang_prefill_ext.wire.arrays import (
     lens_of_rows,
 )
 from sglang_prefill_ext.wire.packed import PackedRows
-from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy, lone_prefix
+from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy
 from sglang_prefill_ext.wire.read import Vectors
-
-_BEGINNING = 16
-"""Prompts begin alike if this many first tokens are equal."""
-
-_LEAST_SAVING = 128
-"""Tokens that a separate packed request must save at least: about what sending it costs."""
-
-
-class Beginning(NamedTuple):
-    """Prompts that become one packed request.
-
-    Attributes:
-        members: indices of the prompts.
-        prefix: how many tokens they share, at most all but one.
-        repeated: this prefix came before, so the prefix cache is to keep it.
-    """
-
-    members: list[int]
-    prefix: int
-    repeated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,48 +123,10 @@ def pack_read_places(
     )
 
 
-def shared_beginnings(
-    prompts: Sequence[Int32Array], adapter: str, policy: PrefixPolicy | None
-) -> list[Beginning]:
-    """Divide prompts by how they begin.
-
-    Args:
-        policy: remembers earlier prompts, whose prefix a prompt may share that begins like none of
-            the others; None where there is no prefix cache.
-
-    Returns:
-        One for each beginning that is worth a request, and one for all other prompts.
-    """
-    alike: defaultdict[bytes, list[int]] = defaultdict(list)
-    for number, prompt in enumerate(prompts):
-        alike[prompt[:_BEGINNING].tobytes()].append(number)
-    groups, others = [], []
-    for members in alike.values():
-        least_saving = 0 if len(alike) == 1 else _LEAST_SAVING
-        if len(members) > 1:
-            group = Beginning(members, _shared_prefix_len([prompts[each] for each in members]))
-            saving = (len(members) - 1) * group.prefix
-        else:
-            group = Beginning(members, *lone_prefix(prompts[members[0]], adapter, policy))
-            saving = group.prefix
-        if saving >= least_saving:
-            groups.append(group)
-        else:
-            others += members
-    if others:
-        groups.append(Beginning(others, _shared_prefix_len([prompts[each] for each in others])))
-    return groups
-
-
 def flat_tokens(prompts: Sequence[Int32Array], prefix: int) -> tuple[Int32Array, Int32Array]:
     """Return the tokens of prompts that share a prefix, and the lengths of what follows it."""
     suffixes = [prompt[prefix:] for prompt in prompts]
     return np.concatenate([prompts[0][:prefix], *suffixes]), lens_of_rows(suffixes)
-
-
-def _shared_prefix_len(prompts: Sequence[Int32Array]) -> int:
-    """How many leading tokens all prompts share; at least one stays in each. 0 for one prompt."""
-    return shared_len(_flat(prompts)) if len(prompts) > 1 else 0
 
 
 def _flat(prompts: Sequence[Int32Array]) -> FlatRows:

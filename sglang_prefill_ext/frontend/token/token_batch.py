@@ -7,18 +7,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sglang_prefill_ext.frontend.prompt_batch import (
-    Beginning,
-    PackedGroup,
-    flat_tokens,
-    shared_beginnings,
-)
+from sglang_prefill_ext.frontend.beginnings import Beginning, shared_beginnings
+from sglang_prefill_ext.frontend.prompt_batch import PackedGroup, flat_tokens
 from sglang_prefill_ext.frontend.token.token_call import TokenCall
 from sglang_prefill_ext.wire.arrays import NO_INTS, Float32Array, int_array
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy
 from sglang_prefill_ext.wire.read import Labels
 from sglang_prefill_ext.wire.sampling import Sampling
+
+_MOST_MORE = 1 / 8
+"""Most tokens computed once more to have a prefix that is not read, as a part of that prefix."""
 
 _NO_SUCCESSOR = int_array([0])
 """Label at the last token of a prompt, which has no successor. It gives all reads equally many
@@ -96,10 +95,7 @@ def _group(calls: list[TokenCall], beginning: Beginning, kind: ReadKind) -> Toke
     members, prefix, repeated = beginning
     prompts = [call.ids for call in calls]
     starts = [len(call.ids) - 1 if call.start is None else call.start for call in calls]
-    if len(calls) == 1:
-        prefix = min(prefix, starts[0])  # a prefix that is read cannot come from a cache
-    elif min(starts) < prefix:
-        prefix -= 1  # so that the successor of every read in the prefix is the same in all rows
+    prefix = _shared_prefix(prefix, min(starts), len(calls))
     tokens, lens = flat_tokens(prompts, prefix)
     labels, label_lens = int_array(kind.token_ids), NO_INTS
     read_lens, prefix_reads = NO_INTS, 0
@@ -128,3 +124,16 @@ def _group(calls: list[TokenCall], beginning: Beginning, kind: ReadKind) -> Toke
         adapter=kind.adapter,
     )
     return TokenGroup(members, rows, repeated, starts=starts)
+
+
+def _shared_prefix(common: int, first_read: int, num_calls: int) -> int:
+    """How many of the tokens that calls have in common become their prefix.
+
+    A prefix that is read cannot come from a cache. So a few tokens that are read are computed for
+    each call, but not if they were many in comparison with those that a cache may have.
+    """
+    if first_read >= common:
+        return common
+    shared = common - 1  # the successor of every read in the prefix is the same in all rows
+    more = (num_calls - 1) * (shared - first_read)
+    return first_read if more <= first_read * _MOST_MORE else shared

@@ -170,6 +170,27 @@ def test_log_probs_of_prompts_that_begin_alike_are_stocks_and_computed_once(
     both(generator.client, "/generate", body, packed_requests=len(PROMPTS))
 
 
+@pytest.mark.patch("P27")
+@pytest.mark.parametrize("start", [-1, 0, 100])
+def test_prompts_of_several_questions_share_their_question(generator: Serving, start: int) -> None:
+    """As benchmarks send them: a task, questions, and answers for each."""
+    asked = [SHARED + random_ids(RNG, 200) for _ in range(3)]
+    prompts = [[*question, answer] for question in asked for answer in (5, 6, 7, 8)]
+    body = {
+        "input_ids": prompts,
+        "sampling_params": GREEDY,
+        "return_logprob": True,
+        "logprob_start_len": start,
+    }
+    with generator.client.counting() as moved:
+        generator.client.post("/generate", body)
+    # Reads of the prefix need its last token in every row.
+    rows = len(prompts) * (1 if start < 0 else 2)
+    questions = sum(map(len, asked)) - len(asked) * (0 if start < 0 else 1)
+    assert moved["scheduler.tokens_computed"] == questions + rows
+    both(generator.client, "/generate", body, packed_requests=len(prompts))
+
+
 def test_fuzzed_bodies_are_answered_as_by_stock(generator: Serving) -> None:
     """Without metrics, as here, SGLang makes no record of plain requests."""
     fuzz(generator.client, "/generate", GENERATION["/generate"], examples=100)

@@ -8,7 +8,7 @@ import pytest
 
 from sglang_prefill_ext.frontend.options import KEEP_PREFIX_HEADER
 from tests.integration.support.client import Client, Json, random_ids, score_body
-from tests.integration.support.parity import assert_same_answers
+from tests.integration.support.parity import assert_same, assert_same_answers
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
@@ -144,6 +144,26 @@ def test_generations_find_what_scores_have_cached(client: Client) -> None:
         send(client, body)
     assert cached_by_generation(client, [*body["query"], 5, 6]) == QUERY
     assert client.generate(body["query"], 5) == _uncached(client, body["query"])
+
+
+def test_log_probs_of_choices_find_the_prompt_that_they_complete(client: Client) -> None:
+    """As `select` of SGLang's language asks for them."""
+    rng = random.Random(7_900)
+    prompt = random_ids(rng, 100)
+    client.generate(prompt, 1, stock=True)
+    body = {
+        "input_ids": [prompt + random_ids(rng, length) for length in (1, 2, 3)],
+        "sampling_params": {"max_new_tokens": 0},
+        "return_logprob": True,
+        "logprob_start_len": len(prompt) - 2,
+    }
+    with client.counting() as moved:
+        packed = client.post("/generate", body).json()
+    assert moved["scheduler.tokens_cached"] == len(prompt) - 2
+    stock = client.post("/generate", body, stock=True).json()
+    for one, other in zip(packed, stock, strict=True):
+        name = "input_token_logprobs"
+        assert_same(one["meta_info"][name], other["meta_info"][name])
 
 
 def test_scores_find_what_generations_have_cached(client: Client) -> None:

@@ -116,6 +116,19 @@ def test_what_several_prompts_read_of_their_prefix_is_read_once() -> None:
     assert rows.read.ids.tolist() == [1] * 49 + [5, 0] + [6, 7, 0]
 
 
+@pytest.mark.parametrize(
+    ("calls", "start", "prefix", "reads"), [(2, 190, 190, 0), (2, 150, 199, 49), (9, 190, 199, 9)]
+)
+def test_few_reads_of_the_prefix_are_made_for_each_prompt(
+    calls: int, start: int, prefix: int, reads: int
+) -> None:
+    """So that a cache may have the prefix."""
+    prompts = [[1] * 200 + [5 + number] for number in range(calls)]
+    (group,) = pack_calls([call(p, start) for p in prompts], ReadKind(True, (), 0))
+    assert (group.rows.prefix_len, group.rows.prefix_reads) == (prefix, reads)
+    assert group.rows.read_lens.tolist() == [201 - max(prefix, start)] * calls
+
+
 def test_where_nothing_is_read_of_the_prefix_all_of_it_is_shared() -> None:
     prompts = [[1] * 200 + [5], [1] * 200 + [6, 7]]
     (group,) = pack_calls([call(p, 200) for p in prompts], ReadKind(True, (), 0))
