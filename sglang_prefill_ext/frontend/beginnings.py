@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
@@ -36,13 +36,18 @@ class Beginning(NamedTuple):
 
 
 def shared_beginnings(
-    prompts: Sequence[Int32Array], adapter: str, policy: PrefixPolicy | None
+    prompts: Sequence[Int32Array],
+    adapter: str,
+    policy: PrefixPolicy | None,
+    first_reads: Sequence[int] | None = None,
 ) -> list[Beginning]:
     """Divide prompts by how they begin.
 
     Args:
-        policy: remembers earlier prompts, whose prefix a prompt may share that begins like none of
-            the others; None where there is no prefix cache.
+        policy: remembers earlier prompts, of which the prefix cache may have what a prompt begins
+            with; None where there is no prefix cache.
+        first_reads: position of the first read of each prompt, from where on no cache helps; None
+            if only last tokens are read.
 
     Returns:
         One for each beginning that is worth a request, and one for all other prompts.
@@ -50,13 +55,16 @@ def shared_beginnings(
     alike: defaultdict[bytes, list[int]] = defaultdict(list)
     for number, prompt in enumerate(prompts):
         alike[prompt[:_BEGINNING].tobytes()].append(number)
+    known = _known_tokens(prompts, [own for own in alike.values() if len(own) > 1], adapter, policy)
+    if known and first_reads is not None:
+        known = {each: min(tokens, first_reads[each]) for each, tokens in known.items()}
     parts: list[Beginning] = []
     for members in alike.values():
-        parts += _divided(prompts, members) if len(members) > 1 else [Beginning(members, 0)]
+        parts += _divided(prompts, members, known) if len(members) > 1 else [Beginning(members, 0)]
     groups, others = [], []
     least_saving = 0 if len(parts) == 1 else _LEAST_SAVING
     for part in parts:
-        if len(part.members) == 1:
+        if len(part.members) == 1 and not part.prefix:
             (member,) = part.members
             part = Beginning([member], *lone_prefix(prompts[member], adapter, policy))
         if max(len(part.members) - 1, 1) * part.prefix >= least_saving:
@@ -68,17 +76,38 @@ def shared_beginnings(
     return groups
 
 
-def _divided(prompts: Sequence[Int32Array], members: list[int]) -> list[Beginning]:
-    """Those of some prompts that share more than all do, where that saves tokens, and the others.
+def _known_tokens(
+    prompts: Sequence[Int32Array],
+    parts: Iterable[list[int]],
+    adapter: str,
+    policy: PrefixPolicy | None,
+) -> dict[int, int]:
+    """How many tokens of each of these prompts came before; empty without a prefix cache."""
+    members = [each for part in parts for each in part]
+    if policy is None or not members:
+        return {}
+    # The last token of a prompt is never in a prefix.
+    kept = policy.tokens_kept([prompts[each][:-1] for each in members], adapter)
+    return dict(zip(members, kept, strict=True))
+
+
+def _divided(
+    prompts: Sequence[Int32Array], members: list[int], known: Mapping[int, int]
+) -> list[Beginning]:
+    """Those of some prompts for which a prefix of their own saves tokens, and then the others.
 
     Prompts of a benchmark, for instance, all share the task, and those of a question much more.
+    Prompts of a judge share its instructions, and each passage may have come before.
     """
     common = _shared_by(prompts, members)
     whole = Beginning(members, common)
     left = sum(len(prompts[each]) - common for each in members)
-    if len(members) == 2 or left <= _LEAST_SAVING + common:
-        return [whole]  # no group could save more than all the tokens behind what is common
-    groups = _deeper(prompts, members, common)
+    most_known = max((known.get(each, 0) for each in members), default=0)
+    # A group computes what is common once more, if that is not known, and saves at most all the
+    # tokens behind.
+    if left <= _LEAST_SAVING + max(0, common - most_known):
+        return [whole]
+    groups = _deeper(prompts, members, common, known)
     taken = {each for group in groups for each in group.members}
     others = [each for each in members if each not in taken]
     return [*groups, whole._replace(members=others)] if others else groups
@@ -86,7 +115,7 @@ def _divided(prompts: Sequence[Int32Array], members: list[int]) -> list[Beginnin
 
 @dataclass(slots=True)
 class _Branch:
-    """Neighbours in the order of their tokens that share `depth` tokens.
+    """Neighbours in the order of their tokens that share `depth` tokens; or one prompt, entirely.
 
     Attributes:
         first: place of the first one.
@@ -99,32 +128,38 @@ class _Branch:
     groups: list[Beginning] = field(default_factory=list)
 
 
-def _deeper(prompts: Sequence[Int32Array], members: list[int], common: int) -> list[Beginning]:
+def _deeper(
+    prompts: Sequence[Int32Array], members: list[int], common: int, known: Mapping[int, int]
+) -> list[Beginning]:
     """The groups that save most tokens, each with a longer prefix than all of `members` share.
 
-    A group of ``n`` prompts that share ``d`` tokens saves ``n * (d - common)``, and costs its
-    prefix and a request. Groups are branches of the tree of all prompts, and none lies in another:
-    for each branch, either it or the best groups inside are taken.
+    A group of ``n`` prompts that share ``d`` tokens saves ``n * (d - common)``. It costs a request
+    and its prefix, as far as that is not known. Groups are branches of the tree of all prompts, and
+    none lies in another: for each branch, either it or the best groups inside are taken.
     """
     order = sorted(members, key=lambda each: prompts[each][common:].tobytes())
-    root = _Branch(common, 0)
-    open_branches = [root]
-    for last, depth in enumerate([*_depths([prompts[each] for each in order], common), common]):
-        first = last
+    open_branches = [_Branch(common, 0)]
+    shared = [*_depths([prompts[each] for each in order], common), common]
+    for last, depth in enumerate(shared):
+        open_branches.append(_Branch(len(prompts[order[last]]), last))
         while (branch := open_branches[-1]).depth > depth:
             open_branches.pop()
-            first = branch.first
-            own = order[first : last + 1]
-            saved = len(own) * (branch.depth - common) - branch.depth - _LEAST_SAVING
-            if saved > branch.saved:
-                branch.saved, branch.groups = saved, [Beginning(sorted(own), branch.depth)]
+            _take(branch, order[branch.first : last + 1], common, known)
             if open_branches[-1].depth < depth:
-                open_branches.append(_Branch(depth, first))
+                open_branches.append(_Branch(depth, branch.first))
             open_branches[-1].saved += branch.saved
             open_branches[-1].groups += branch.groups
-        if branch.depth < depth:
-            open_branches.append(_Branch(depth, first))
-    return root.groups
+    return open_branches[0].groups
+
+
+def _take(branch: _Branch, own: list[int], common: int, known: Mapping[int, int]) -> None:
+    """Make a branch one group if that saves more than the groups inside."""
+    cached = min(branch.depth, known.get(own[0], 0))
+    saved = len(own) * (branch.depth - common) - (branch.depth - cached) - _LEAST_SAVING
+    if saved > branch.saved:
+        prefix = cached if len(own) == 1 else branch.depth
+        branch.saved = saved
+        branch.groups = [Beginning(sorted(own), prefix, repeated=cached > common)]
 
 
 def _depths(ordered: Sequence[Int32Array], common: int) -> Iterator[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Sequence
 
 from sglang_prefill_ext.config import PrefillOnlyConfig, PrefixCaching
 from sglang_prefill_ext.wire.arrays import Int32Array
@@ -48,35 +49,54 @@ class PrefixPolicy:
         Returns:
             A multiple of the page size, at most ``len(prefix)``; 0 keeps nothing.
         """
+        (kept,) = self.tokens_kept([prefix], adapter)
+        if keep and self._caching is not PrefixCaching.NEVER:
+            return self._whole_pages(len(prefix))
+        return kept
+
+    def tokens_kept(self, prefixes: Sequence[Int32Array], adapter: str = "") -> list[int]:
+        """Remember prefixes that came together; return how much of each belongs into the cache.
+
+        What they share among each other has not come before.
+        """
         match self._caching:
             case PrefixCaching.NEVER:
-                return 0
+                return [0] * len(prefixes)
             case PrefixCaching.ALWAYS:
-                return self._whole_pages(len(prefix))
+                kept = [*map(len, prefixes)]
             case PrefixCaching.REPEATED:
-                seen = self._tokens_seen(prefix, adapter)
-                return self._whole_pages(len(prefix) if keep else seen)
+                kept = self._tokens_seen(prefixes, adapter)
+        return [self._whole_pages(tokens) for tokens in kept]
 
     def _whole_pages(self, tokens: int) -> int:
         return tokens // self._page_tokens * self._page_tokens
 
-    def _tokens_seen(self, prefix: Int32Array, adapter: str) -> int:
-        """Tokens of `prefix` in blocks that came before; remembers all of them."""
-        if len(prefix) < BLOCK_TOKENS:
-            return 0
-        digest = hashlib.blake2b(adapter.encode(), digest_size=16)
-        seen = 0
-        for start in range(0, len(prefix), BLOCK_TOKENS):
-            block = prefix[start : start + BLOCK_TOKENS]
-            digest.update(block.tobytes())
-            key = digest.digest()
-            if key in self._seen:
-                seen = start + len(block)
-                self._seen.move_to_end(key)
+    def _tokens_seen(self, prefixes: Sequence[Int32Array], adapter: str) -> list[int]:
+        """Tokens of each prefix in blocks that came before; remembers all of them."""
+        found, blocks = [], []
+        for prefix in prefixes:
+            keys = _digests(prefix, adapter)
+            known = next((n for n in range(len(keys), 0, -1) if keys[n - 1] in self._seen), 0)
+            found.append(min(known * BLOCK_TOKENS, len(prefix)))
+            blocks += keys
+        for key in blocks:
             self._seen[key] = None
+            self._seen.move_to_end(key)
         while len(self._seen) > REMEMBERED_BLOCKS:
             self._seen.popitem(last=False)
-        return seen
+        return found
+
+
+def _digests(prefix: Int32Array, adapter: str) -> list[bytes]:
+    """Digests of all tokens up to the end of each block; none of less than a block."""
+    if len(prefix) < BLOCK_TOKENS:
+        return []
+    digest = hashlib.blake2b(adapter.encode(), digest_size=16)
+    found = []
+    for start in range(0, len(prefix), BLOCK_TOKENS):
+        digest.update(prefix[start : start + BLOCK_TOKENS].tobytes())
+        found.append(digest.digest())
+    return found
 
 
 def repeated_prefixes(config: PrefillOnlyConfig, *, caching: bool) -> PrefixPolicy | None:

@@ -166,6 +166,27 @@ def test_log_probs_of_choices_find_the_prompt_that_they_complete(client: Client)
         assert_same(one["meta_info"][name], other["meta_info"][name])
 
 
+def test_prompts_of_one_request_find_what_each_had_in_common_with_earlier_ones(
+    client: Client,
+) -> None:
+    """Questions about passages that return, all with the same instructions."""
+    rng = random.Random(7_910)
+    instructions = random_ids(rng, 40)
+    passages = [instructions + random_ids(rng, 200) for _ in range(3)]
+    cached = []
+    for _ in range(3):
+        prompts = [passage + random_ids(rng, 10) for passage in passages]
+        body = {"input_ids": prompts, "sampling_params": ONE_TOKEN, "return_logprob": True}
+        with client.counting() as moved:
+            packed = client.post("/generate", body).json()
+        cached.append(moved["scheduler.tokens_cached"])
+    assert cached == [0, 0, sum(map(len, passages))]
+    stock = client.post("/generate", body, stock=True).json()
+    for one, other in zip(packed, stock, strict=True):
+        name = "output_token_logprobs"
+        assert_same(one["meta_info"][name], other["meta_info"][name])
+
+
 def test_scores_find_what_generations_have_cached(client: Client) -> None:
     client.flush()
     body = score_body(73, QUERY, ITEMS)

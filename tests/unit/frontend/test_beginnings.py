@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sglang_prefill_ext.config import PrefixCaching
 from sglang_prefill_ext.frontend.beginnings import _LEAST_SAVING, Beginning, shared_beginnings
 from sglang_prefill_ext.wire.arrays import Int32Array, int_array
+from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy
 
 BLOCK = 40
 """Tokens of a block: some blocks together save what a request costs, and few do not."""
@@ -111,3 +113,42 @@ def test_no_other_groups_cost_less(endings: list[tuple[list[int], int]], task_bl
     )
     whole = Beginning(list(range(len(prompts))), common)
     assert cost(found, prompts) <= cost([whole], prompts) - best
+
+
+PASSAGES = [[1, 1, *[passage] * 9] for passage in (2, 3, 4)]
+
+
+def asked(last: int, policy: PrefixPolicy, first_read: int | None = None) -> list[Beginning]:
+    prompts = [prompt(passage, last) for passage in PASSAGES]
+    reads = None if first_read is None else [first_read] * len(prompts)
+    return shared_beginnings(prompts, "", policy, reads)
+
+
+def test_a_prompt_that_came_before_has_a_request_of_its_own() -> None:
+    policy = PrefixPolicy(PrefixCaching.REPEATED, page_tokens=1)
+    assert asked(5, policy) == [Beginning([0, 1, 2], 2 * BLOCK)]
+    known = [Beginning([number], 11 * BLOCK, repeated=True) for number in range(3)]
+    assert asked(6, policy) == asked(7, policy) == known
+    new = prompt([1, 1, *[8] * 9])
+    prompts = [prompt(PASSAGES[1], 8), new, prompt(PASSAGES[2], 8)]
+    parts = shared_beginnings(prompts, "", policy)
+    assert sorted(part.members for part in parts) == [[0], [1], [2]]
+    assert {part.repeated for part in parts if part.members != [1]} == {True}
+
+
+def test_where_its_tokens_are_read_it_does_not_help_that_a_prompt_came_before() -> None:
+    policy = PrefixPolicy(PrefixCaching.REPEATED, page_tokens=1)
+    for last in (5, 6):
+        assert asked(last, policy, first_read=0) == [Beginning([0, 1, 2], 2 * BLOCK)]
+    assert [part.prefix for part in asked(7, policy, first_read=300)] == [300] * 3
+
+
+def test_a_known_question_is_worth_a_request_for_fewer_answers() -> None:
+    policy = PrefixPolicy(PrefixCaching.REPEATED, page_tokens=1)
+    questions = [[1] * 20 + [question] * 9 for question in (2, 3)]
+    prompts = [prompt(question, last) for question in questions for last in (5, 6)]
+    whole = Beginning([0, 1, 2, 3], 20 * BLOCK)
+    assert shared_beginnings(prompts, "", policy) == [whole]
+    known = [Beginning(own, 29 * BLOCK, repeated=True) for own in ([0, 1], [2, 3])]
+    assert shared_beginnings(prompts, "", policy) == known
+    assert shared_beginnings(prompts, "other", policy) == [whole]

@@ -110,3 +110,12 @@ def test_the_longest_unseen_are_forgotten_first(monkeypatch: pytest.MonkeyPatch)
     assert policy.tokens_to_commit(new) == 0  # forgets `old`
     assert policy.tokens_to_commit(kept) == 16
     assert policy.tokens_to_commit(old) == 0
+
+
+def test_prefixes_that_come_together_do_not_make_each_other_known() -> None:
+    policy = PrefixPolicy(PrefixCaching.REPEATED, page_tokens=1)
+    together = [tokens(48), tokens(64)]
+    assert policy.tokens_kept(together) == [0, 0]
+    assert policy.tokens_kept([*together, tokens(80)]) == [48, 64, 64]
+    assert PrefixPolicy(PrefixCaching.NEVER, 1).tokens_kept(together) == [0, 0]
+    assert PrefixPolicy(PrefixCaching.ALWAYS, 1).tokens_kept(together) == [48, 64]
