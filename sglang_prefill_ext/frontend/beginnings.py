@@ -17,7 +17,7 @@ from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy, lone_prefix
 _BEGINNING = 16
 """Prompts begin alike if this many first tokens are equal."""
 
-_LEAST_SAVING = 128
+LEAST_SAVING = 128
 """Tokens that a separate packed request must save at least: about what sending it costs."""
 
 
@@ -62,7 +62,7 @@ def shared_beginnings(
     for members in alike.values():
         parts += _divided(prompts, members, known) if len(members) > 1 else [Beginning(members, 0)]
     groups, others = [], []
-    least_saving = 0 if len(parts) == 1 else _LEAST_SAVING
+    least_saving = 0 if len(parts) == 1 else LEAST_SAVING
     for part in parts:
         if len(part.members) == 1 and not part.prefix:
             (member,) = part.members
@@ -74,6 +74,18 @@ def shared_beginnings(
     if others:
         groups.append(Beginning(others, _shared_by(prompts, others)))
     return groups
+
+
+def row_beginnings(
+    front: Int32Array, rows: Sequence[Int32Array], adapter: str, policy: PrefixPolicy
+) -> list[Beginning]:
+    """Divide prompts ``front + row`` of one request, of which some rows may have come before.
+
+    Only last tokens are read. See `shared_beginnings`; lengths of prefixes include `front`.
+    """
+    kept = policy.tokens_kept([row[:-1] for row in rows], adapter, front)
+    known = {each: len(front) + tokens for each, tokens in enumerate(kept) if tokens}
+    return _divided(rows, [*range(len(rows))], known, len(front))
 
 
 def _known_tokens(
@@ -92,22 +104,26 @@ def _known_tokens(
 
 
 def _divided(
-    prompts: Sequence[Int32Array], members: list[int], known: Mapping[int, int]
+    prompts: Sequence[Int32Array], members: list[int], known: Mapping[int, int], front: int = 0
 ) -> list[Beginning]:
     """Those of some prompts for which a prefix of their own saves tokens, and then the others.
 
     Prompts of a benchmark, for instance, all share the task, and those of a question much more.
     Prompts of a judge share its instructions, and each passage may have come before.
+
+    Args:
+        known: tokens of each prompt that came before, if any, those in front included.
+        front: number of tokens in front of all prompts.
     """
     common = _shared_by(prompts, members)
-    whole = Beginning(members, common)
+    whole = Beginning(members, front + common)
     left = sum(len(prompts[each]) - common for each in members)
     most_known = max((known.get(each, 0) for each in members), default=0)
     # A group computes what is common once more, if that is not known, and saves at most all the
     # tokens behind.
-    if left <= _LEAST_SAVING + max(0, common - most_known):
+    if left <= LEAST_SAVING + max(0, front + common - most_known):
         return [whole]
-    groups = _deeper(prompts, members, common, known)
+    groups = _deeper(prompts, members, common, known, front)
     taken = {each for group in groups for each in group.members}
     others = [each for each in members if each not in taken]
     return [*groups, whole._replace(members=others)] if others else groups
@@ -129,7 +145,11 @@ class _Branch:
 
 
 def _deeper(
-    prompts: Sequence[Int32Array], members: list[int], common: int, known: Mapping[int, int]
+    prompts: Sequence[Int32Array],
+    members: list[int],
+    common: int,
+    known: Mapping[int, int],
+    front: int,
 ) -> list[Beginning]:
     """The groups that save most tokens, each with a longer prefix than all of `members` share.
 
@@ -144,7 +164,7 @@ def _deeper(
         open_branches.append(_Branch(len(prompts[order[last]]), last))
         while (branch := open_branches[-1]).depth > depth:
             open_branches.pop()
-            _take(branch, order[branch.first : last + 1], common, known)
+            _take(branch, order[branch.first : last + 1], common, known, front)
             if open_branches[-1].depth < depth:
                 open_branches.append(_Branch(depth, branch.first))
             open_branches[-1].saved += branch.saved
@@ -152,14 +172,17 @@ def _deeper(
     return open_branches[0].groups
 
 
-def _take(branch: _Branch, own: list[int], common: int, known: Mapping[int, int]) -> None:
+def _take(
+    branch: _Branch, own: list[int], common: int, known: Mapping[int, int], front: int
+) -> None:
     """Make a branch one group if that saves more than the groups inside."""
-    cached = min(branch.depth, known.get(own[0], 0))
-    saved = len(own) * (branch.depth - common) - (branch.depth - cached) - _LEAST_SAVING
+    prefix = front + branch.depth
+    cached = min(prefix, known.get(own[0], 0))
+    saved = len(own) * (branch.depth - common) - (prefix - cached) - LEAST_SAVING
     if saved > branch.saved:
-        prefix = cached if len(own) == 1 else branch.depth
+        repeated = cached > front + common
         branch.saved = saved
-        branch.groups = [Beginning(sorted(own), prefix, repeated=cached > common)]
+        branch.groups = [Beginning(sorted(own), cached if len(own) == 1 else prefix, repeated)]
 
 
 def _depths(ordered: Sequence[Int32Array], common: int) -> Iterator[int]:

@@ -51,12 +51,14 @@ class PackedExchange:
         declined_reason: why all calls of this process take the stock path; None if they do not.
         tokens: sum of the tokens in these requests; a shared prefix counts once.
         closed: why nothing is answered any more; empty until `close`.
+        no_cache: the last answer said that no prefix is kept for later requests.
     """
 
     def __init__(self, link: SchedulerLink, *, max_row_tokens: int) -> None:
         self.declined_reason: StockReason | None = None
         self.tokens = 0
         self.closed = ""
+        self.no_cache = False
         self._link = link
         self._max_row_tokens = max_row_tokens
         self._pending: dict[str, asyncio.Future[PackedResult]] = {}
@@ -127,6 +129,7 @@ class PackedExchange:
         self.require_fitting(int(rows.suffix_lens.max()), prefix_tokens=rows.prefix_len)
         answer = await self.round_trip(rows, options, request)
         if answer.status is Status.OK:
+            self.no_cache = answer.no_cache
             return answer
         if answer.status is Status.DECLINED:
             self.declined_reason = StockReason(answer.message)

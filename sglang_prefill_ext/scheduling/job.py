@@ -146,7 +146,13 @@ class Job:
         return values if self.value_places is None else values[self.value_places]
 
     def result(
-        self, status: Status, message: str = "", *, retry_after_s: float = 0.0, longest_row: int = 0
+        self,
+        status: Status,
+        message: str = "",
+        *,
+        retry_after_s: float = 0.0,
+        longest_row: int = 0,
+        no_cache: bool = False,
     ) -> PackedResult:
         """The result of a job that ends now; it must be `completed` if the status is OK."""
         now = time.monotonic()
@@ -162,4 +168,5 @@ class Job:
             retry_after_s=retry_after_s,
             tokens_cached=self.tokens_cached,
             longest_row=longest_row,
+            no_cache=no_cache,
         )

@@ -67,6 +67,7 @@ class PackedRuntime:
         self._answer = answer
         self._shares_prefixes = executor is None or executor.causal
         self._cache = cache
+        self._no_cache = cache is None or not cache.shares
         self._forwards = Forwards(executor, policy, cache, self.stats, self._end, after_failure)
         self.queue = self._forwards.queue
         self._num_jobs = 0
@@ -248,7 +249,12 @@ class PackedRuntime:
         elif status is Status.UNFIT:
             longest_row = self.policy.budget.longest_row
         try:
-            result = job.result(status, message, retry_after_s=wait_s, longest_row=longest_row)
+            result = job.result(
+                *(status, message),
+                retry_after_s=wait_s,
+                longest_row=longest_row,
+                no_cache=self._no_cache,
+            )
         except Exception as error:
             logger.exception("The answer to packed request %s could not be made", job.rid)
             result = job.result(Status.FAILED, f"{type(error).__name__}: {error}")

@@ -184,6 +184,7 @@ class PackedResult(msgspec.Struct, frozen=True):
         retry_after_s: for a rejected request, estimated time until there is room; 0 if unknown.
         tokens_cached: tokens of the prefix that the prefix cache had when a forward was launched.
         longest_row: if a row is too long for any forward, the most tokens that one may have.
+        no_cache: the engine keeps no prefix for later requests, so none will find any.
     """
 
     status: Status
@@ -196,6 +197,7 @@ class PackedResult(msgspec.Struct, frozen=True):
     retry_after_s: float = 0.0
     tokens_cached: int = 0
     longest_row: int = 0
+    no_cache: bool = False
 
     def row_values(self) -> Float32Array:
         """The values, read-only and not copied."""

@@ -75,6 +75,7 @@ def join_results(
         queue_ms=queue_ms,
         compute_ms=max(each.queue_ms + each.compute_ms for each in results) - queue_ms,
         tokens_cached=min(each.tokens_cached for each in results),
+        no_cache=all(each.no_cache for each in results),
     )
 
 

@@ -18,6 +18,7 @@ from sglang_prefill_ext.scheduling.planner import ForwardPlan
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
 from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
 from sglang_prefill_ext.wire.arrays import Float32Array
+from sglang_prefill_ext.wire.packed import PackedResult
 from sglang_prefill_ext.wire.status import Status
 from tests.unit.scheduling.caches import MemoryCache
 from tests.unit.scheduling.jobs import request
@@ -128,6 +129,21 @@ def test_a_forward_commits_when_it_has_succeeded(asynchronous: bool) -> None:
     stats = setup.runtime.stats
     assert (stats.tokens_computed, stats.tokens_cached, stats.tokens_saved) == (22, 20, 20)
     assert setup.tokens_cached == [0, 20]
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_answers_say_whether_prefixes_are_kept(shares: bool) -> None:
+    cache = MemoryCache()
+    cache.shares = shares
+    results: list[PackedResult] = []
+    for kept in (cache, None):
+        runtime = PackedRuntime(
+            FailingExecutor(), lambda ended: results.extend(r for _, r in ended), ALONE, cache=kept
+        )
+        runtime.submit("r", request(PREFIX).pack(), None)
+        while runtime.busy:
+            runtime.step()
+    assert [each.no_cache for each in results] == [not shares, True]
 
 
 def test_cached_tokens_make_a_request_shorter() -> None:

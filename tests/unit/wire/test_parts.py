@@ -111,6 +111,18 @@ def test_times_of_parts_are_joined() -> None:
     second = PackedResult(Status.OK, values=value, queue_ms=2, compute_ms=20, tokens_cached=1)
     joined = join_results(rows, [(np.array([1]), first), (np.array([0]), second)])
     assert (joined.queue_ms, joined.compute_ms, joined.tokens_cached) == (2, 20, 1)
+    assert not joined.no_cache
+
+
+@pytest.mark.parametrize("without", [(True, True), (True, False), (False, False)])
+def test_joined_answers_have_no_cache_if_no_part_has_one(without: tuple[bool, bool]) -> None:
+    rows = PackedRows(int_array([1, 2]), 0, int_array([1, 1]), Labels(int_array([5])))
+    value = np.ones(1, np.float32).tobytes()
+    parts = [
+        (np.array([number]), PackedResult(Status.OK, values=value, no_cache=each))
+        for number, each in enumerate(without)
+    ]
+    assert join_results(rows, parts).no_cache is all(without)
 
 
 def test_an_answer_of_another_size_is_refused() -> None:
