@@ -55,12 +55,13 @@ def shared_beginnings(
     alike: defaultdict[bytes, list[int]] = defaultdict(list)
     for number, prompt in enumerate(prompts):
         alike[prompt[:_BEGINNING].tobytes()].append(number)
-    known = _known_tokens(prompts, [own for own in alike.values() if len(own) > 1], adapter, policy)
+    several = [own for own in alike.values() if len(own) > 1]
+    known = _known_tokens(prompts, several, adapter, policy)
     if known and first_reads is not None:
         known = {each: min(tokens, first_reads[each]) for each, tokens in known.items()}
     parts: list[Beginning] = []
-    for members in alike.values():
-        parts += _divided(prompts, members, known) if len(members) > 1 else [Beginning(members, 0)]
+    for own in alike.values():
+        parts += _Tree(prompts, own, known).divided() if len(own) > 1 else [Beginning(own, 0)]
     groups, others = [], []
     least_saving = 0 if len(parts) == 1 else LEAST_SAVING
     for part in parts:
@@ -85,7 +86,7 @@ def row_beginnings(
     """
     kept = policy.tokens_kept([row[:-1] for row in rows], adapter, front)
     known = {each: len(front) + tokens for each, tokens in enumerate(kept) if tokens}
-    return _divided(rows, [*range(len(rows))], known, len(front))
+    return _Tree(rows, [*range(len(rows))], known, len(front)).divided()
 
 
 def _known_tokens(
@@ -103,32 +104,6 @@ def _known_tokens(
     return dict(zip(members, kept, strict=True))
 
 
-def _divided(
-    prompts: Sequence[Int32Array], members: list[int], known: Mapping[int, int], front: int = 0
-) -> list[Beginning]:
-    """Those of some prompts for which a prefix of their own saves tokens, and then the others.
-
-    Prompts of a benchmark, for instance, all share the task, and those of a question much more.
-    Prompts of a judge share its instructions, and each passage may have come before.
-
-    Args:
-        known: tokens of each prompt that came before, if any, those in front included.
-        front: number of tokens in front of all prompts.
-    """
-    common = _shared_by(prompts, members)
-    whole = Beginning(members, front + common)
-    left = sum(len(prompts[each]) - common for each in members)
-    most_known = max((known.get(each, 0) for each in members), default=0)
-    # A group computes what is common once more, if that is not known, and saves at most all the
-    # tokens behind.
-    if left <= LEAST_SAVING + max(0, front + common - most_known):
-        return [whole]
-    groups = _deeper(prompts, members, common, known, front)
-    taken = {each for group in groups for each in group.members}
-    others = [each for each in members if each not in taken]
-    return [*groups, whole._replace(members=others)] if others else groups
-
-
 @dataclass(slots=True)
 class _Branch:
     """Neighbours in the order of their tokens that share `depth` tokens; or one prompt, entirely.
@@ -144,45 +119,73 @@ class _Branch:
     groups: list[Beginning] = field(default_factory=list)
 
 
-def _deeper(
-    prompts: Sequence[Int32Array],
-    members: list[int],
-    common: int,
-    known: Mapping[int, int],
-    front: int,
-) -> list[Beginning]:
-    """The groups that save most tokens, each with a longer prefix than all of `members` share.
+class _Tree:
+    """Prompts that share their first tokens, and some of them more.
 
-    A group of ``n`` prompts that share ``d`` tokens saves ``n * (d - common)``. It costs a request
-    and its prefix, as far as that is not known. Groups are branches of the tree of all prompts, and
-    none lies in another: for each branch, either it or the best groups inside are taken.
+    Prompts of a benchmark, for instance, all share the task, and those of a question much more.
+    Prompts of a judge share its instructions, and each passage may have come before.
+
+    Args:
+        prompts, members: those of `prompts` with these indices.
+        known: tokens of each prompt that came before, if any, those in front included.
+        front: number of tokens in front of all prompts.
     """
-    order = sorted(members, key=lambda each: prompts[each][common:].tobytes())
-    open_branches = [_Branch(common, 0)]
-    shared = [*_depths([prompts[each] for each in order], common), common]
-    for last, depth in enumerate(shared):
-        open_branches.append(_Branch(len(prompts[order[last]]), last))
-        while (branch := open_branches[-1]).depth > depth:
-            open_branches.pop()
-            _take(branch, order[branch.first : last + 1], common, known, front)
-            if open_branches[-1].depth < depth:
-                open_branches.append(_Branch(depth, branch.first))
-            open_branches[-1].saved += branch.saved
-            open_branches[-1].groups += branch.groups
-    return open_branches[0].groups
 
+    def __init__(
+        self,
+        prompts: Sequence[Int32Array],
+        members: list[int],
+        known: Mapping[int, int],
+        front: int = 0,
+    ) -> None:
+        self._prompts, self._members = prompts, members
+        self._known, self._front = known, front
+        self._common = _shared_by(prompts, members)
 
-def _take(
-    branch: _Branch, own: list[int], common: int, known: Mapping[int, int], front: int
-) -> None:
-    """Make a branch one group if that saves more than the groups inside."""
-    prefix = front + branch.depth
-    cached = min(prefix, known.get(own[0], 0))
-    saved = len(own) * (branch.depth - common) - (prefix - cached) - LEAST_SAVING
-    if saved > branch.saved:
-        repeated = cached > front + common
-        branch.saved = saved
-        branch.groups = [Beginning(sorted(own), cached if len(own) == 1 else prefix, repeated)]
+    def divided(self) -> list[Beginning]:
+        """Those for which a longer prefix than what all share saves tokens, and then the others."""
+        shared = self._front + self._common
+        left = sum(len(self._prompts[each]) - self._common for each in self._members)
+        most_known = max(self._known.get(each, 0) for each in self._members)
+        # A group saves at most all the tokens that are left, and costs what all share once more.
+        if left <= LEAST_SAVING + max(0, shared - most_known):
+            return [Beginning(self._members, shared)]
+        groups = self._groups()
+        taken = {each for group in groups for each in group.members}
+        others = [each for each in self._members if each not in taken]
+        return [*groups, Beginning(others, shared)] if others else groups
+
+    def _groups(self) -> list[Beginning]:
+        """The groups that save most tokens.
+
+        A group of ``n`` prompts that share ``d`` tokens more than all do saves ``n * d``. It costs
+        a request and its prefix, as far as that is not known. Groups are branches of the tree, and
+        none lies in another: for each branch, either it or the best groups inside are taken.
+        """
+        prompts, common = self._prompts, self._common
+        order = sorted(self._members, key=lambda each: prompts[each][common:].tobytes())
+        open_branches = [_Branch(common, 0)]
+        depths = [*_depths([prompts[each] for each in order], common), common]
+        for last, depth in enumerate(depths):
+            open_branches.append(_Branch(len(prompts[order[last]]), last))
+            while (branch := open_branches[-1]).depth > depth:
+                open_branches.pop()
+                self._close(branch, order[branch.first : last + 1])
+                if open_branches[-1].depth < depth:
+                    open_branches.append(_Branch(depth, branch.first))
+                open_branches[-1].saved += branch.saved
+                open_branches[-1].groups += branch.groups
+        return open_branches[0].groups
+
+    def _close(self, branch: _Branch, own: list[int]) -> None:
+        """Make a branch one group if that saves more than the groups inside."""
+        prefix = self._front + branch.depth
+        cached = min(prefix, self._known.get(own[0], 0))
+        saved = len(own) * (branch.depth - self._common) - (prefix - cached) - LEAST_SAVING
+        if saved > branch.saved:
+            repeated = cached > self._front + self._common
+            branch.saved = saved
+            branch.groups = [Beginning(sorted(own), cached if len(own) == 1 else prefix, repeated)]
 
 
 def _depths(ordered: Sequence[Int32Array], common: int) -> Iterator[int]:
