@@ -14,6 +14,7 @@ from sglang_prefill_ext.frontend.client_wait import outcome_while_connected, wit
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.scheduler_link import SchedulerLink
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
+from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy
 from sglang_prefill_ext.wire.status import STOCK_ENDS, Status, end_with
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
@@ -51,14 +52,13 @@ class PackedExchange:
         declined_reason: why all calls of this process take the stock path; None if they do not.
         tokens: sum of the tokens in these requests; a shared prefix counts once.
         closed: why nothing is answered any more; empty until `close`.
-        no_cache: the last answer said that no prefix is kept for later requests.
     """
 
     def __init__(self, link: SchedulerLink, *, max_row_tokens: int) -> None:
         self.declined_reason: StockReason | None = None
         self.tokens = 0
         self.closed = ""
-        self.no_cache = False
+        self._no_cache = False
         self._link = link
         self._max_row_tokens = max_row_tokens
         self._pending: dict[str, asyncio.Future[PackedResult]] = {}
@@ -78,6 +78,10 @@ class PackedExchange:
         self.closed = why
         for rid in self._pending:
             self.deliver(rid, PackedResult(Status.UNREACHABLE, why))
+
+    def earlier(self, prefixes: PrefixPolicy | None) -> PrefixPolicy | None:
+        """`prefixes`, unless the last answer said that none is kept for later requests."""
+        return None if self._no_cache else prefixes
 
     def require_open(self) -> None:
         """Raises: EngineUnavailableError: the exchange is closed."""
@@ -129,7 +133,7 @@ class PackedExchange:
         self.require_fitting(int(rows.suffix_lens.max()), prefix_tokens=rows.prefix_len)
         answer = await self.round_trip(rows, options, request)
         if answer.status is Status.OK:
-            self.no_cache = answer.no_cache
+            self._no_cache = answer.no_cache
             return answer
         if answer.status is Status.DECLINED:
             self.declined_reason = StockReason(answer.message)

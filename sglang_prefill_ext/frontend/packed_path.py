@@ -59,11 +59,6 @@ class PackedPath:
     encoder: EncoderTraits | None = None
     answers: Worker = field(default_factory=lambda: Worker("prefill-only-answers"))
 
-    @property
-    def earlier(self) -> PrefixPolicy | None:
-        """`prefixes`, unless the engine keeps none."""
-        return None if self.exchange.no_cache else self.prefixes
-
     def require_taken(self) -> None:
         """Raises: StockPathTaken: this process serves nothing on the packed path."""
         if self.exchange.declined_reason:

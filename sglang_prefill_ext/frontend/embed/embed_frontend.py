@@ -174,7 +174,7 @@ class EmbedFrontend:
         return found
 
     def _pack(self, kind: _Kind, prompts: list[Int32Array]) -> list[PackedGroup]:
-        table, policy = kind.overridden.table, self.path.earlier
+        table, policy = kind.overridden.table, self.path.exchange.earlier(self.path.prefixes)
         return pack_prompts(prompts, kind.vector_width, table, adapter=kind.adapter, policy=policy)
 
 

@@ -76,9 +76,10 @@ class ScoreFrontend:
             encoded = await self._encoded(call, run)
             try:
                 rows = await self._pack(encoded, labels, run)
+                policy = self.path.exchange.earlier(self.path.prefixes)
                 longest = self.path.config.max_forward_tokens
-                rows, options = lone_prompt(rows, options, self.path.earlier, longest)
-                answer = await self._answer(rows, options, call.request)
+                rows, options = lone_prompt(rows, options, policy, longest)
+                answer = await self._answer(rows, options, call.request, policy)
             except StockPathTaken as taken:
                 listed = None if encoded is call else encoded.listed()
                 raise StockPathTaken(taken.reason, listed) from None
@@ -87,11 +88,11 @@ class ScoreFrontend:
         return rows, answer
 
     async def _answer(
-        self, rows: PackedRows, options: RequestOptions, request: Any
+        self, rows: PackedRows, options: RequestOptions, request: Any, policy: PrefixPolicy | None
     ) -> PackedResult:
         """Ask for all rows at once, or apart for long ones that came before."""
-        exchange, policy = self.path.exchange, self.path.earlier
-        if policy is not None and int(rows.suffix_lens.max()) > LEAST_SAVING:
+        exchange = self.path.exchange
+        if policy and rows.num_rows > 1 and int(rows.suffix_lens.max()) > LEAST_SAVING:
             parts = await self._worker.run_if_large(len(rows.tokens), parts_of, rows, policy)
             if len(parts) > 1:
                 return await ask_parts(exchange, rows, parts, options, request)

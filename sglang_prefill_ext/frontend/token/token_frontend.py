@@ -28,7 +28,7 @@ class TokenFrontend:
             path,
             Worker("prefill-only-tokens"),
             size_of=lambda call: len(call.ids) + call.num_values,
-            pack=lambda kind, calls: pack_calls(calls, kind, path.earlier),
+            pack=lambda kind, calls: pack_calls(calls, kind, path.exchange.earlier(path.prefixes)),
             admits=False,
         )
 
