@@ -115,7 +115,7 @@ class BatchExchange(Generic[Item]):
         for turn in self._turns(groups):
             asked = [self._ask_one(group, items, kind, options) for group in turn]
             # A lone call has one group, which needs no task of its own.
-            found = await all_ended(asked) if len(asked) > 1 else [await asked[0]]
+            found = await _all_ended(asked) if len(asked) > 1 else [await asked[0]]
             for group, outcomes in zip(turn, found, strict=True):
                 answers.update(zip(group.members, outcomes, strict=True))
         return [answers[number] for number in range(len(items))]
@@ -153,11 +153,11 @@ class BatchExchange(Generic[Item]):
             logger.exception("A packed request could not be answered")
             failed = PackedForwardError(f"Packed request: {type(error).__name__}: {error}")
             return [failed] * len(members)
-        alone = await all_ended([self._read(kind, options, [items[each]]) for each in members])
+        alone = await _all_ended([self._read(kind, options, [items[each]]) for each in members])
         return [outcome for (outcome,) in alone]
 
 
-async def all_ended(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+async def _all_ended(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Run coroutines concurrently, wait until all have ended, then raise the first error, if any.
 
     So none is still running when an error is raised.

@@ -17,7 +17,7 @@ from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy, lone_prefix
 _BEGINNING = 16
 """Prompts begin alike if this many first tokens are equal."""
 
-LEAST_SAVING = 128
+_LEAST_SAVING = 128
 """Tokens that a separate packed request must save at least: about what sending it costs."""
 
 
@@ -63,7 +63,7 @@ def shared_beginnings(
     for own in alike.values():
         parts += _Tree(prompts, own, known).divided() if len(own) > 1 else [Beginning(own, 0)]
     groups, others = [], []
-    least_saving = 0 if len(parts) == 1 else LEAST_SAVING
+    least_saving = 0 if len(parts) == 1 else _LEAST_SAVING
     for part in parts:
         if len(part.members) == 1 and not part.prefix:
             (member,) = part.members
@@ -75,18 +75,6 @@ def shared_beginnings(
     if others:
         groups.append(Beginning(others, _shared_by(prompts, others)))
     return groups
-
-
-def row_beginnings(
-    front: Int32Array, rows: Sequence[Int32Array], adapter: str, policy: PrefixPolicy
-) -> list[Beginning]:
-    """Divide prompts ``front + row`` of one request, of which some rows may have come before.
-
-    Only last tokens are read. See `shared_beginnings`; lengths of prefixes include `front`.
-    """
-    kept = policy.tokens_kept([row[:-1] for row in rows], adapter, front)
-    known = {each: len(front) + tokens for each, tokens in enumerate(kept) if tokens}
-    return _Tree(rows, [*range(len(rows))], known, len(front)).divided()
 
 
 def _known_tokens(
@@ -127,33 +115,26 @@ class _Tree:
 
     Args:
         prompts, members: those of `prompts` with these indices.
-        known: tokens of each prompt that came before, if any, those in front included.
-        front: number of tokens in front of all prompts.
+        known: tokens of each prompt that came before, if any.
     """
 
     def __init__(
-        self,
-        prompts: Sequence[Int32Array],
-        members: list[int],
-        known: Mapping[int, int],
-        front: int = 0,
+        self, prompts: Sequence[Int32Array], members: list[int], known: Mapping[int, int]
     ) -> None:
-        self._prompts, self._members = prompts, members
-        self._known, self._front = known, front
+        self._prompts, self._members, self._known = prompts, members, known
         self._common = _shared_by(prompts, members)
 
     def divided(self) -> list[Beginning]:
         """Those for which a longer prefix than what all share saves tokens, and then the others."""
-        shared = self._front + self._common
         left = sum(len(self._prompts[each]) - self._common for each in self._members)
         most_known = max(self._known.get(each, 0) for each in self._members)
         # A group saves at most all the tokens that are left, and costs what all share once more.
-        if left <= LEAST_SAVING + max(0, shared - most_known):
-            return [Beginning(self._members, shared)]
+        if left <= _LEAST_SAVING + max(0, self._common - most_known):
+            return [Beginning(self._members, self._common)]
         groups = self._groups()
         taken = {each for group in groups for each in group.members}
         others = [each for each in self._members if each not in taken]
-        return [*groups, Beginning(others, shared)] if others else groups
+        return [*groups, Beginning(others, self._common)] if others else groups
 
     def _groups(self) -> list[Beginning]:
         """The groups that save most tokens.
@@ -179,13 +160,13 @@ class _Tree:
 
     def _close(self, branch: _Branch, own: list[int]) -> None:
         """Make a branch one group if that saves more than the groups inside."""
-        prefix = self._front + branch.depth
-        cached = min(prefix, self._known.get(own[0], 0))
-        saved = len(own) * (branch.depth - self._common) - (prefix - cached) - LEAST_SAVING
+        depth, common = branch.depth, self._common
+        cached = min(depth, self._known.get(own[0], 0))
+        saved = len(own) * (depth - common) - (depth - cached) - _LEAST_SAVING
         if saved > branch.saved:
-            repeated = cached > self._front + self._common
+            prefix = cached if len(own) == 1 else depth
             branch.saved = saved
-            branch.groups = [Beginning(sorted(own), cached if len(own) == 1 else prefix, repeated)]
+            branch.groups = [Beginning(sorted(own), prefix, repeated=cached > common)]
 
 
 def _depths(ordered: Sequence[Int32Array], common: int) -> Iterator[int]:

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from sglang_prefill_ext.config import PrefillOnlyConfig, PrefixCaching
-from sglang_prefill_ext.wire.arrays import NO_INTS, Int32Array
+from sglang_prefill_ext.wire.arrays import Int32Array
 
 BLOCK_TOKENS = 16
 """Prefixes are compared in blocks of this many tokens; only the last block may be shorter."""
@@ -54,15 +54,10 @@ class PrefixPolicy:
             return self._whole_pages(len(prefix))
         return kept
 
-    def tokens_kept(
-        self, prefixes: Sequence[Int32Array], adapter: str = "", front: Int32Array = NO_INTS
-    ) -> list[int]:
+    def tokens_kept(self, prefixes: Sequence[Int32Array], adapter: str = "") -> list[int]:
         """Remember prefixes that came together; return how much of each belongs into the cache.
 
         What they share among each other has not come before.
-
-        Args:
-            front: tokens in front of all of them, which do not count.
         """
         match self._caching:
             case PrefixCaching.NEVER:
@@ -70,21 +65,17 @@ class PrefixPolicy:
             case PrefixCaching.ALWAYS:
                 kept = [*map(len, prefixes)]
             case PrefixCaching.REPEATED:
-                kept = self._tokens_seen(prefixes, adapter, front)
+                kept = self._tokens_seen(prefixes, adapter)
         return [self._whole_pages(tokens) for tokens in kept]
 
     def _whole_pages(self, tokens: int) -> int:
         return tokens // self._page_tokens * self._page_tokens
 
-    def _tokens_seen(
-        self, prefixes: Sequence[Int32Array], adapter: str, front: Int32Array
-    ) -> list[int]:
+    def _tokens_seen(self, prefixes: Sequence[Int32Array], adapter: str) -> list[int]:
         """Tokens of each prefix in blocks that came before; remembers all of them."""
-        base = hashlib.blake2b(adapter.encode(), digest_size=16)
-        base.update(front.tobytes())
         found, blocks = [], []
         for prefix in prefixes:
-            keys = _digests(prefix, base.copy())
+            keys = _digests(prefix, adapter)
             known = next((n for n in range(len(keys), 0, -1) if keys[n - 1] in self._seen), 0)
             found.append(min(known * BLOCK_TOKENS, len(prefix)))
             blocks += keys
@@ -96,10 +87,11 @@ class PrefixPolicy:
         return found
 
 
-def _digests(prefix: Int32Array, digest: hashlib.blake2b) -> list[bytes]:
+def _digests(prefix: Int32Array, adapter: str) -> list[bytes]:
     """Digests of all tokens up to the end of each block; none of less than a block."""
     if len(prefix) < BLOCK_TOKENS:
         return []
+    digest = hashlib.blake2b(adapter.encode(), digest_size=16)
     found = []
     for start in range(0, len(prefix), BLOCK_TOKENS):
         digest.update(prefix[start : start + BLOCK_TOKENS].tobytes())

@@ -15,7 +15,6 @@ from sglang_prefill_ext.frontend.answers import (
     scores_by_item,
     scores_from_values,
 )
-from sglang_prefill_ext.frontend.beginnings import LEAST_SAVING
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.pack import FIELD, pack_token_ids
@@ -27,7 +26,6 @@ from sglang_prefill_ext.frontend.score.score_call import (
     prompts_of,
 )
 from sglang_prefill_ext.frontend.score.score_pack import pack_overridden, pack_setwise_call
-from sglang_prefill_ext.frontend.score.score_parts import ask_parts, parts_of
 from sglang_prefill_ext.frontend.worker import Worker, is_large
 from sglang_prefill_ext.wire.arrays import FlatRows, int_array
 from sglang_prefill_ext.wire.checks import (
@@ -56,14 +54,14 @@ class ScoreFrontend:
         self._worker = Worker("prefill-only-pack")
 
     async def score(self, call: ScoreCall, options: RequestOptions = _NO_OPTIONS) -> Scored:
-        """Serve a call, most with one packed request; the errors are those of `ask`."""
+        """Serve a call with one packed request; the errors are those of `ask`."""
         rows, answer = await self.ask(call, options)
         return await self.path.answers.run_if_large(rows.num_values, scored_of, answer, rows, call)
 
     async def ask(
         self, call: ScoreCall, options: RequestOptions = _NO_OPTIONS
     ) -> tuple[PackedRows, PackedResult]:
-        """Return the rows of a call, and their answer.
+        """Return the packed request of a call, and its answer.
 
         Raises:
             StockPathTaken: the call is not eligible, or see `PackedExchange.ask`.
@@ -79,24 +77,13 @@ class ScoreFrontend:
                 policy = self.path.exchange.earlier(self.path.prefixes)
                 longest = self.path.config.max_forward_tokens
                 rows, options = lone_prompt(rows, options, policy, longest)
-                answer = await self._answer(rows, options, call.request, policy)
+                answer = await self.path.exchange.ask(rows, options, call.request)
             except StockPathTaken as taken:
                 listed = None if encoded is call else encoded.listed()
                 raise StockPathTaken(taken.reason, listed) from None
         self.path.metrics.record_packed()
         self.path.metrics.record_work(rows, answer)
         return rows, answer
-
-    async def _answer(
-        self, rows: PackedRows, options: RequestOptions, request: Any, policy: PrefixPolicy | None
-    ) -> PackedResult:
-        """Ask for all rows at once, or apart for long ones that came before."""
-        exchange = self.path.exchange
-        if policy and rows.num_rows > 1 and int(rows.suffix_lens.max()) > LEAST_SAVING:
-            parts = await self._worker.run_if_large(len(rows.tokens), parts_of, rows, policy)
-            if len(parts) > 1:
-                return await ask_parts(exchange, rows, parts, options, request)
-        return await exchange.ask(rows, options, request)
 
     def check_limits(self, call: ScoreCall) -> None:
         """Refuse too many items, on either path.

@@ -187,22 +187,6 @@ def test_prompts_of_one_request_find_what_each_had_in_common_with_earlier_ones(
         assert_same(one["meta_info"][name], other["meta_info"][name])
 
 
-def test_items_in_front_of_a_query_are_found_when_they_come_again(client: Client) -> None:
-    rng = random.Random(7_920)
-    items = [random_ids(rng, 200) for _ in range(3)]
-    cached = []
-    for seed in range(3):
-        body = score_body(7_921 + seed, 10, []) | {"item_first": True}
-        body["items"] = [*items, random_ids(rng, 150)]
-        with client.counting() as moved:
-            packed = client.score(body)
-        assert moved["frontend.requests.packed"] == 1
-        cached.append(moved["scheduler.tokens_cached"])
-    # A block of the cache's memory has 16 tokens.
-    assert cached == [0, 0, 3 * 192]
-    assert_same_answers([packed], [client.post("/v1/score", body, stock=True).json()])
-
-
 def test_scores_find_what_generations_have_cached(client: Client) -> None:
     client.flush()
     body = score_body(73, QUERY, ITEMS)

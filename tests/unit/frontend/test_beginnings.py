@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.config import PrefixCaching
-from sglang_prefill_ext.frontend.beginnings import LEAST_SAVING, Beginning, shared_beginnings
+from sglang_prefill_ext.frontend.beginnings import _LEAST_SAVING, Beginning, shared_beginnings
 from sglang_prefill_ext.wire.arrays import Int32Array, int_array
 from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy
 
@@ -30,7 +30,7 @@ def shapes(prompts: list[Int32Array]) -> list[tuple[int, list[int]]]:
 def cost(parts: list[Beginning], prompts: list[Int32Array]) -> int:
     """Tokens that are computed, and those that sending the requests costs."""
     return sum(
-        LEAST_SAVING + part.prefix + sum(len(prompts[each]) - part.prefix for each in part.members)
+        _LEAST_SAVING + part.prefix + sum(len(prompts[each]) - part.prefix for each in part.members)
         for part in parts
     )
 
@@ -102,7 +102,7 @@ def test_no_other_groups_cost_less(endings: list[tuple[list[int], int]], task_bl
     deeper = {members: depth for members, depth in depths.items() if depth > common}
 
     def saved(chosen: tuple[frozenset[int], ...]) -> int:
-        each = (len(own) * (deeper[own] - common) - deeper[own] - LEAST_SAVING for own in chosen)
+        each = (len(own) * (deeper[own] - common) - deeper[own] - _LEAST_SAVING for own in chosen)
         return sum(each)
 
     best = max(

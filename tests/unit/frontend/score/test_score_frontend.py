@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sglang_prefill_ext.config import PrefillOnlyConfig, PrefixCaching
+from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import (
     DeadlineExceededError,
     PackedForwardError,
@@ -736,30 +736,3 @@ async def test_declined_from_the_start(frontend: ScoreFrontend, link: StubLink) 
     with pytest.raises(StockPathTaken, match="not_generation"):
         await frontend.score(CALL)
     assert link.sent == []
-
-
-@pytest.mark.parametrize("no_cache", [False, True])
-async def test_long_items_that_come_again_are_asked_for_apart(
-    link: StubLink, no_cache: bool
-) -> None:
-    """Unless the engine keeps no prefixes."""
-    frontend = _frontend(link, prefixes=PrefixPolicy(PrefixCaching.REPEATED, 1))
-    items = [[number] * 200 for number in (1, 2, 3)]
-
-    def answer(rows: PackedRows) -> PackedResult:
-        values = np.log(np.full(rows.num_rows, rows.tokens[0] / 10))
-        return stub_answer(values=values, no_cache=no_cache)
-
-    answer_at_once(link, frontend.path.exchange, answer)
-    for query in ([7], [8]):
-        call = ScoreCall(query=query, items=items, label_token_ids=[4], item_first=True)
-        scored = await frontend.score(call)
-    sent = [(rows.num_rows, rows.prefix_len) for _, rows in link.sent]
-    kept = [options.keep_prefix for options in link.options]
-    if no_cache:
-        assert (sent, kept) == ([(3, 0)] * 2, [False] * 2)
-    else:
-        assert (sent, kept) == ([(3, 0)] + [(1, 200)] * 3, [False] + [True] * 3)
-        assert np.allclose(scored.scores, [[0.1], [0.2], [0.3]])
-    assert frontend.path.metrics.as_dict()["requests"] == {"packed": 2}
-    assert _nothing_is_left(frontend, link)

@@ -5,9 +5,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
-from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.config import PrefillOnlyConfig, PrefixCaching
 from sglang_prefill_ext.errors import (
     PackedForwardError,
     RequestAbortedError,
@@ -21,6 +22,7 @@ from sglang_prefill_ext.frontend.token.token_call import TokenCall
 from sglang_prefill_ext.frontend.token.token_frontend import TokenFrontend
 from sglang_prefill_ext.wire.arrays import int_array
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
+from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy
 from sglang_prefill_ext.wire.stock_reason import StockReason
 from tests.unit.frontend.links import StubLink, answer_at_once, path_of, stub_answer
 from tests.unit.frontend.token.token_requests import log_probs, tokenized, values_of
@@ -35,12 +37,15 @@ class Setup:
         answer: Callable[[PackedRows], PackedResult],
         *,
         watermarks: bool = False,
+        prefixes: PrefixPolicy | None = None,
+        max_row_tokens: int = 100,
         **knobs: int,
     ) -> None:
         self.link = StubLink()
         self.link.admitted = 1  # by SGLang itself
         config = PrefillOnlyConfig(**knobs)
-        path = path_of(self.link, config, max_row_tokens=100, watermarks=watermarks)
+        about = {"watermarks": watermarks, "prefixes": prefixes}
+        path = path_of(self.link, config, max_row_tokens=max_row_tokens, **about)
         self.exchange, self.metrics, self.frontend = (
             path.exchange,
             path.metrics,
@@ -114,6 +119,23 @@ async def test_cached_tokens_are_those_of_the_prefix() -> None:
     assert alone.cached_tokens == 0
     alike = await setup.read(call(*[1] * 80, 2), call(*[1] * 80, 3))
     assert [each.cached_tokens for each in alike] == [64, 64]
+
+
+@pytest.mark.parametrize("no_cache", [False, True])
+async def test_what_came_before_is_asked_for_apart_if_the_engine_keeps_it(no_cache: bool) -> None:
+    def answer(rows: PackedRows) -> PackedResult:
+        return msgspec.structs.replace(right(rows), no_cache=no_cache)
+
+    setup = Setup(answer, prefixes=PrefixPolicy(PrefixCaching.REPEATED, 1), max_row_tokens=300)
+    passages = [[1] * 20 + [number] * 200 for number in (2, 3)]
+    for question in (4, 5, 6):
+        await setup.read(*(call(*passage, question) for passage in passages))
+    sent = [(rows.num_rows, rows.prefix_len) for _, rows in setup.link.sent]
+    kept = [options.keep_prefix for options in setup.link.options]
+    if no_cache:
+        assert (sent, kept) == ([(2, 20)] * 3, [False] * 3)
+    else:
+        assert (sent, kept) == ([(2, 20)] + [(1, 220)] * 4, [False] + [True] * 4)
 
 
 def test_what_is_not_eligible_takes_the_stock_path() -> None:
