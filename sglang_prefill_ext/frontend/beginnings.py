@@ -8,10 +8,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-import numpy as np
-
 from sglang_prefill_ext.frontend.pack import shared_len
-from sglang_prefill_ext.wire.arrays import FlatRows, Int32Array, lens_of_rows
+from sglang_prefill_ext.wire.arrays import FlatRows, Int32Array
 from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy, lone_prefix
 
 _BEGINNING = 16
@@ -180,4 +178,4 @@ def _depths(ordered: Sequence[Int32Array], common: int) -> Iterator[int]:
 def _shared_by(prompts: Sequence[Int32Array], members: Iterable[int]) -> int:
     """How many leading tokens all members share; at least one stays in each. 0 for one prompt."""
     own = [prompts[each] for each in members]
-    return shared_len(FlatRows(np.concatenate(own), lens_of_rows(own))) if len(own) > 1 else 0
+    return shared_len(FlatRows.joined(own)) if len(own) > 1 else 0

@@ -111,7 +111,7 @@ def pack_read_places(
 ) -> PackedRows:
     """Pack prompts into one request for vectors at given places; see `ReadPlaces`."""
     reads = ReadPlaces.of(list(map(len, prompts)), places)
-    tokens, prefix, lens = shared_once(NO_INTS, _flat(prompts), most=reads.first)
+    tokens, prefix, lens = shared_once(NO_INTS, FlatRows.joined(prompts), most=reads.first)
     return PackedRows(
         tokens,
         prefix,
@@ -127,7 +127,3 @@ def flat_tokens(prompts: Sequence[Int32Array], prefix: int) -> tuple[Int32Array,
     """Return the tokens of prompts that share a prefix, and the lengths of what follows it."""
     suffixes = [prompt[prefix:] for prompt in prompts]
     return np.concatenate([prompts[0][:prefix], *suffixes]), lens_of_rows(suffixes)
-
-
-def _flat(prompts: Sequence[Int32Array]) -> FlatRows:
-    return FlatRows(np.concatenate(prompts), lens_of_rows(prompts))

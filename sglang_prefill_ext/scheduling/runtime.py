@@ -67,7 +67,6 @@ class PackedRuntime:
         self._answer = answer
         self._shares_prefixes = executor is None or executor.causal
         self._cache = cache
-        self._no_cache = cache is None or not cache.shares
         self._forwards = Forwards(executor, policy, cache, self.stats, self._end, after_failure)
         self.queue = self._forwards.queue
         self._num_jobs = 0
@@ -253,7 +252,7 @@ class PackedRuntime:
                 *(status, message),
                 retry_after_s=wait_s,
                 longest_row=longest_row,
-                no_cache=self._no_cache,
+                no_cache=self._cache is None or not self._cache.shares,
             )
         except Exception as error:
             logger.exception("The answer to packed request %s could not be made", job.rid)

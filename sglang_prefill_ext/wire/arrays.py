@@ -66,6 +66,11 @@ class FlatRows:
     values: Int32Array
     counts: Int32Array
 
+    @classmethod
+    def joined(cls, rows: Sequence[Int32Array]) -> FlatRows:
+        """Put rows, at least one, into one flat array."""
+        return cls(np.concatenate(rows), lens_of_rows(rows))
+
     def __len__(self) -> int:
         return len(self.counts)
 

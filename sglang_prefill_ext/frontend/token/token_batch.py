@@ -85,21 +85,17 @@ def pack_calls(
         policy: see `shared_beginnings`.
     """
     prompts = [call.ids for call in calls]
-    starts = [_first_read(call) for call in calls]
+    starts = [call.first_read for call in calls]
     return [
         _group([calls[each] for each in beginning.members], beginning, kind)
         for beginning in shared_beginnings(prompts, kind.adapter, policy, starts)
     ]
 
 
-def _first_read(call: TokenCall) -> int:
-    return len(call.ids) - 1 if call.start is None else call.start
-
-
 def _group(calls: list[TokenCall], beginning: Beginning, kind: ReadKind) -> TokenGroup:
     members, prefix, repeated = beginning
     prompts = [call.ids for call in calls]
-    starts = [_first_read(call) for call in calls]
+    starts = [call.first_read for call in calls]
     prefix = _shared_prefix(prefix, min(starts), len(calls))
     tokens, lens = flat_tokens(prompts, prefix)
     labels, label_lens = int_array(kind.token_ids), NO_INTS

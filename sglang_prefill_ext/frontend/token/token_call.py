@@ -59,6 +59,11 @@ class TokenCall:
     adapter: str = ""
 
     @property
+    def first_read(self) -> int:
+        """Position of the first token that is read; all behind it are, too."""
+        return len(self.ids) - 1 if self.start is None else self.start
+
+    @property
     def num_labels(self) -> int:
         """Labels of every read: its successor in the prompt, then the `token_ids`."""
         return int(self.start is not None) + len(self.token_ids or ())
@@ -73,7 +78,7 @@ class TokenCall:
     @property
     def num_values(self) -> int:
         """Numbers that are read for the call."""
-        reads = 1 if self.start is None else len(self.ids) - self.start
+        reads = len(self.ids) - self.first_read
         return reads * values_per_read(self.num_labels, self.num_best)
 
 

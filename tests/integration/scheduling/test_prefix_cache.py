@@ -42,6 +42,13 @@ def one_token(client: Client, ids: list[int], *, stock: bool) -> Json:
     return meta
 
 
+def assert_same_as_stock(client: Client, body: Json, packed: list[Json], log_probs: str) -> None:
+    """Compare these log-probs of each prompt with those of SGLang's own path."""
+    stock = client.post("/generate", body, stock=True).json()
+    for one, other in zip(packed, stock, strict=True):
+        assert_same(one["meta_info"][log_probs], other["meta_info"][log_probs])
+
+
 def completion_details(client: Client, ids: list[int], *, stock: bool) -> Json | None:
     """What `return_cached_tokens_details` shows of a completion."""
     body = {"model": "m", "prompt": ids, "max_tokens": 1, "return_cached_tokens_details": True}
@@ -160,10 +167,7 @@ def test_log_probs_of_choices_find_the_prompt_that_they_complete(client: Client)
     with client.counting() as moved:
         packed = client.post("/generate", body).json()
     assert moved["scheduler.tokens_cached"] == len(prompt) - 2
-    stock = client.post("/generate", body, stock=True).json()
-    for one, other in zip(packed, stock, strict=True):
-        name = "input_token_logprobs"
-        assert_same(one["meta_info"][name], other["meta_info"][name])
+    assert_same_as_stock(client, body, packed, "input_token_logprobs")
 
 
 def test_prompts_of_one_request_find_what_each_had_in_common_with_earlier_ones(
@@ -181,10 +185,7 @@ def test_prompts_of_one_request_find_what_each_had_in_common_with_earlier_ones(
             packed = client.post("/generate", body).json()
         cached.append(moved["scheduler.tokens_cached"])
     assert cached == [0, 0, sum(map(len, passages))]
-    stock = client.post("/generate", body, stock=True).json()
-    for one, other in zip(packed, stock, strict=True):
-        name = "output_token_logprobs"
-        assert_same(one["meta_info"][name], other["meta_info"][name])
+    assert_same_as_stock(client, body, packed, "output_token_logprobs")
 
 
 def test_scores_find_what_generations_have_cached(client: Client) -> None:
