@@ -6,6 +6,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from sglang_prefill_ext.wire.arrays import Int32Array
+from sglang_prefill_ext.wire.packed import PackedRows
 
 CACHE_TOKENS = 1 << 16
 
@@ -34,8 +35,14 @@ class SimulatedCache:
         key = adapter.encode() + prefix.tobytes()
         return SimulatedTransaction(self, key, len(prefix), self._unused.pop(key, 0))
 
+    def begin_row(self, beginning: Int32Array, adapter: str = "") -> SimulatedTransaction:
+        return self.begin(beginning, adapter, keep=True)
+
     def begin_private(self, num_tokens: int) -> SimulatedTransaction:
         raise NotImplementedError("every request is a plain prompt")
+
+    def rows_seen(self, rows: PackedRows) -> None:
+        """None, as no simulated row comes again."""
 
     def end(self, key: bytes, *, kept: int, freed: int) -> None:
         """Store again what a transaction kept, and free the rest of what it held."""

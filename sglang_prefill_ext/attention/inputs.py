@@ -54,7 +54,7 @@ class Latents:
     rotated: Tensor
     expand: Callable[[Tensor, Tensor], HeldKV]
 
-    def kept(self, tokens: slice) -> HeldKV:
+    def kept(self, tokens: slice | Tensor) -> HeldKV:
         """What a pool keeps of some tokens, as keys `[n, 1, R + r]`, and the part of it that counts
         as values."""
         rows = torch.cat([self.compressed[tokens, None], self.rotated[tokens]], dim=-1)

@@ -17,6 +17,7 @@ from sglang_prefill_ext.attention.inputs import HeadShape, HeldKV
 from sglang_prefill_ext.recurrent.layers import HeldStates
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.wire.arrays import Int32Array
+from sglang_prefill_ext.wire.packed import PackedRows
 
 SHARE = 4
 """If a pool sets memory for forwards aside, it is one part in so many."""
@@ -184,8 +185,14 @@ class PrivateSlots:
     def begin(self, prefix: Int32Array, adapter: str = "", *, keep: bool) -> PrivateTransaction:
         return self.begin_private(len(prefix))
 
+    def begin_row(self, beginning: Int32Array, adapter: str = "") -> PrivateTransaction:
+        return self.begin_private(len(beginning))
+
     def begin_private(self, num_tokens: int) -> PrivateTransaction:
         return PrivateTransaction(self.room, num_tokens)
+
+    def rows_seen(self, rows: PackedRows) -> None:
+        return None
 
     def cached_tokens(self, prefix: Int32Array, adapter: str = "") -> int:
         return 0

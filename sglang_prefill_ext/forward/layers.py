@@ -13,6 +13,7 @@ from torch import Tensor
 from sglang_prefill_ext.attention.inputs import HeldKV, Latents, LayerInputs, held_slots
 from sglang_prefill_ext.forward.kv_pool import KVPool
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
+from sglang_prefill_ext.wire.arrays import places_of_ranges
 
 
 class Attention(Protocol):
@@ -54,13 +55,7 @@ class LayerAttention:
     ) -> None:
         self._attention = attention
         self._held = held_slots(plan.held)
-        keeps_any = any(slots is not None for slots in plan.stores)
-        starts = plan.layout.group_starts.tolist() if keeps_any else ()
-        self._stores = [
-            (slice(start, start + len(slots)), slots)
-            for start, slots in zip(starts, plan.stores, strict=False)
-            if slots is not None
-        ]
+        self._stored, self._stores = _stores(plan)
         self._shortened = shortened
         self._pool = pool
 
@@ -78,9 +73,10 @@ class LayerAttention:
     def __call__(self, layer: int, inputs: LayerInputs) -> Tensor:
         latents = inputs.latents if self._pool.keeps_latents else None
         cached = None if self._held is None else self._read(layer, latents, self._held)
-        for tokens, slots in self._stores:
+        if self._stores is not None:
+            tokens = self._stored
             kept = (inputs.k[tokens], inputs.v[tokens]) if latents is None else latents.kept(tokens)
-            self._pool.store(layer, slots, *kept)
+            self._pool.store(layer, self._stores, *kept)
         attend = self._attention.read if layer == self._shortened else self._attention.forward
         return attend(inputs, cached)
 
@@ -89,3 +85,16 @@ class LayerAttention:
         if latents is None:
             return cached
         return latents.expanded(cached[0].index_select(0, held))
+
+
+def _stores(plan: ForwardPlan) -> tuple[slice | Tensor, Tensor | None]:
+    """The tokens of a forward whose K/V are kept, and their slots; no slots where none are."""
+    kept = [(number, slots) for number, slots in enumerate(plan.stores) if slots is not None]
+    if not kept:
+        return slice(0), None
+    numbers, slots = zip(*kept, strict=True)
+    starts, lens = plan.layout.group_starts[[*numbers]], np.array([*map(len, slots)])
+    if len(kept) == 1:
+        return slice(int(starts[0]), int(starts[0] + lens[0])), slots[0]
+    tokens = torch.from_numpy(places_of_ranges(starts, lens))
+    return tokens.to(slots[0].device, non_blocking=True), torch.cat(slots)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-from sglang_prefill_ext.frontend.pack import shared_len
 from sglang_prefill_ext.wire.arrays import FlatRows, Int32Array
+from sglang_prefill_ext.wire.flat import shared_len
 from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy, lone_prefix
 
 _BEGINNING = 16

@@ -15,12 +15,9 @@ from sglang_prefill_ext.wire.arrays import (
     lens_of_rows,
 )
 from sglang_prefill_ext.wire.checks import empty_prompt, flatten_ids
-from sglang_prefill_ext.wire.flat import check_ids
+from sglang_prefill_ext.wire.flat import check_ids, shared_len
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.read import Labels
-
-# Tokens of every row that `shared_len` compares in a step: in the first step, and at most.
-_FIRST_LOOK, _LARGEST_LOOK = 16, 1024
 
 FIELD = "query, items"
 """What the user calls the prompts."""
@@ -87,25 +84,6 @@ def shared_once(
         parts = [front, rows.values] if len(front) else [rows.values]
     tokens = np.concatenate(parts) if len(parts) > 1 else parts[0]
     return tokens, len(front) + inside, rows.counts - np.int32(inside)
-
-
-def shared_len(rows: FlatRows) -> int:
-    """How many leading tokens several rows share, at most all but one of the shortest row.
-
-    -1 if the shortest row is empty.
-    """
-    shortest, starts = int(np.minimum.reduce(rows.counts)), rows.starts()
-    if shortest and ((first := rows.values[starts]) != first[0]).any():
-        return 0  # the usual case
-    done, width = 0, _FIRST_LOOK
-    while done < shortest:
-        columns = np.arange(done, min(done + width, shortest))
-        table = rows.values[starts[:, None] + columns]
-        differ = (table != table[0]).any(axis=0)
-        if differ.any():
-            return done + int(differ.argmax())
-        done, width = done + len(columns), min(2 * width, _LARGEST_LOOK)
-    return shortest - 1
 
 
 def _with_query_last(query: Int32Array, items: FlatRows) -> FlatRows:

@@ -10,7 +10,7 @@ import numpy as np
 from sglang_prefill_ext.scheduling.failures import AfterFailure, End, Failures, jobs_with_nan
 from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.launch_time import LaunchTime
-from sglang_prefill_ext.scheduling.planner import Share
+from sglang_prefill_ext.scheduling.planner import JobShare
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy, choose_jobs
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache
 from sglang_prefill_ext.scheduling.prefixed_forward import (
@@ -140,7 +140,7 @@ class Forwards:
         replayable = all(job.piece.is_replayable for job in jobs)
         cost = self._policy.cost(plan.num_tokens, plan.layout.groups, replayable=replayable)
         launched_jobs = []
-        for job, share in zip(jobs, plan.shares, strict=True):
+        for job, share in zip(jobs, prefixed.shares, strict=True):
             launched_jobs.append(LaunchedJob(job, job.attempt, share))
             job.tokens_cached += prefixed.cached(job)
             self._advance(job, share)
@@ -212,7 +212,7 @@ class Forwards:
             for launched in self.in_flight
         )
 
-    def _advance(self, job: Job, share: Share) -> None:
+    def _advance(self, job: Job, share: JobShare) -> None:
         self.queue.drop(job)
         job.next_piece += 1
         job.forwards += 1

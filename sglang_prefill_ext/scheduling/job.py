@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from sglang_prefill_ext.scheduling.budget import ForwardBudget, QueueLoad
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixTransaction
+from sglang_prefill_ext.scheduling.row_groups import RowGroups
 from sglang_prefill_ext.scheduling.split import Piece, split_request
 from sglang_prefill_ext.wire.arrays import Float32Array, values_to_bytes
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
@@ -41,6 +42,7 @@ class Job:
         large: the rows do not fit one forward, unless the prefix cache has enough of the prefix.
         cached_tokens: prefix tokens that the prefix cache had when the job was divided; the pieces
             of a large job leave them out.
+        rows_seen: see `PrefixCache.rows_seen`, of the distinct rows.
         value_places: for each value of the answer, its index among the computed values; None if
             they are the same.
         attempt: how often the job started over; forwards of earlier attempts are ignored.
@@ -66,6 +68,7 @@ class Job:
     pieces: Sequence[Piece] = ()
     large: bool = False
     cached_tokens: int = 0
+    rows_seen: NDArray[np.int64] | None = None
     value_places: NDArray[np.int64] | None = None
     next_piece: int = 0
     attempt: int = 0
@@ -108,6 +111,14 @@ class Job:
         return self.pieces[self.next_piece]
 
     @property
+    def row_groups(self) -> RowGroups | None:
+        """Rows of `piece` that came before; None without any."""
+        if self.rows_seen is None:
+            return None
+        first_row = sum(piece.span.num_rows for piece in self.pieces[: self.next_piece])
+        return RowGroups(self.distinct, self.piece, first_row, self.rows_seen)
+
+    @property
     def divided(self) -> bool:
         """Whether the job takes several forwards."""
         return len(self.pieces) > 1
@@ -124,8 +135,11 @@ class Job:
 
     @property
     def remaining_tokens(self) -> int:
-        """Tokens that are still to be computed, if no prefix is shared with another job."""
-        cached = 0 if self.large or self.next_piece else self.cached_tokens
+        """Tokens that are still to be computed, if no prefix is shared with another job.
+
+        Tokens of rows that came before count as cached.
+        """
+        cached = 0 if self.large or self.next_piece else self.cached_tokens + self._row_tokens_seen
         return self._tokens_left - cached
 
     @property
@@ -139,6 +153,11 @@ class Job:
     @property
     def _tokens_left(self) -> int:
         return sum(piece.num_tokens for piece in self.pieces[self.next_piece :])
+
+    @property
+    def _row_tokens_seen(self) -> int:
+        seen = self.rows_seen
+        return 0 if seen is None else int((seen[seen > 0] - self.distinct.prefix_len).sum())
 
     def answer(self) -> Float32Array:
         """The values of all rows, row by row, once `completed`."""

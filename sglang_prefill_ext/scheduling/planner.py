@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,18 @@ class Share:
 
     group: int
     values: slice
+    num_tokens: int
+
+
+class JobShare(NamedTuple):
+    """One job's part of a forward.
+
+    Attributes:
+        values: where its values are among the forward's, in the order of its rows.
+        num_tokens: see `Share`.
+    """
+
+    values: slice | NDArray[np.int64]
     num_tokens: int
 
 

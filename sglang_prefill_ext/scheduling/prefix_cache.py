@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sglang_prefill_ext.wire.arrays import Int32Array
+from sglang_prefill_ext.wire.packed import PackedRows
 
 
 class PrefixTransaction(Protocol):
@@ -60,6 +64,9 @@ class PrefixCache(Protocol):
             keep: the client says that the prefix will come again.
         """
 
+    def begin_row(self, beginning: Int32Array, adapter: str = "") -> PrefixTransaction:
+        """Begin for the first tokens of a row's prompt, which `rows_seen` says came before."""
+
     def begin_private(self, num_tokens: int) -> PrefixTransaction:
         """Begin for a prefix that must not be cached: it is neither matched nor kept.
 
@@ -68,3 +75,10 @@ class PrefixCache(Protocol):
 
     def cached_tokens(self, prefix: Int32Array, adapter: str = "") -> int:
         """How many tokens of a prefix could be matched now; locks nothing."""
+
+    def rows_seen(self, rows: PackedRows) -> NDArray[np.int64] | None:
+        """Remember rows; return how many first tokens of each one's prompt came before.
+
+        Returns:
+            int64 ``[rows]``, more than `prefix_len` or 0 for each row; None if it is 0 for all.
+        """

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self, TypeAlias
 
 from sglang_prefill_ext.scheduling.graph_room import ForwardSize, GraphCost
 from sglang_prefill_ext.scheduling.job import Job
-from sglang_prefill_ext.scheduling.planner import ForwardPlan, Share, plan_forward
+from sglang_prefill_ext.scheduling.planner import ForwardPlan, JobShare, Share, plan_forward
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache, PrefixTransaction
+from sglang_prefill_ext.scheduling.row_groups import RowGroups
 from sglang_prefill_ext.scheduling.split import Piece, PrefixKey, cacheable_prefix
 from sglang_prefill_ext.wire.arrays import Float32Array
 
 _Key: TypeAlias = PrefixKey | Job
+_Part: TypeAlias = tuple[Piece, PrefixTransaction | None]
 
 
 class NoRoomError(Exception):
@@ -29,14 +31,17 @@ class PrefixedForward:
 
     Pieces with an equal prefix share a group and a transaction. Such a transaction ends with the
     forward, so a `PrefixedForward` must end by `commit` or `rollback`. A divided job has a
-    transaction of its own, `Job.held`, which ends with the job.
+    transaction of its own, `Job.held`, which ends with the job. So have rows that came before, in
+    groups of their own, see `RowGroups`.
 
     Args:
         jobs: at least one, each with a piece left.
         cache: None where nothing is cached and no job is divided.
+        most_held: tokens that the forward may hold, if rows have groups of their own; 0: none have.
 
     Attributes:
         plan: without the tokens that the cache has.
+        shares: what the plan has of each job.
         num_cached: prefix tokens that the cache had at the launch of this forward. Those of a
             divided job count in its first forward only; a shared prefix counts once.
         ends_here: transactions of jobs that have ended or start over, still used by this forward.
@@ -46,30 +51,30 @@ class PrefixedForward:
             caller has to roll back.
     """
 
-    def __init__(self, jobs: Sequence[Job], cache: PrefixCache | None) -> None:
+    def __init__(
+        self, jobs: Sequence[Job], cache: PrefixCache | None, *, most_held: int = 0
+    ) -> None:
         self._transactions: dict[_Key, PrefixTransaction] = {}
         self._worth_keeping = {job.piece.prefix_key for job in jobs if job.keep_prefix}
         self.num_cached = 0
         self.ends_here: list[PrefixTransaction] = []
+        self._row_groups: dict[Job, RowGroups] = {}
         try:
             # Matched tokens cannot be evicted, so all jobs match before any job reserves.
             begun = [] if cache is None else [(job, self._begin(job, cache)) for job in jobs]
+            rows_begun = [] if cache is None else self._begin_rows(jobs, cache, most_held)
             for job, transaction in begun:
                 if transaction and not transaction.reserve(whole=job.divided) and job.divided:
                     raise NoRoomError(job)
-            self.plan = plan_forward([self._behind_cached(job) for job in jobs])
+            for transaction in rows_begun:
+                transaction.reserve(whole=False)
+            parts = [self._parts(job) for job in jobs]
+            self.plan = plan_forward([piece for own in parts for piece, _ in own])
         except Exception:
             self.rollback()
             raise
-        for job, share in zip(jobs, self.plan.shares, strict=True):
-            transaction, span = self._of(job), self.plan.layout.groups[share.group]
-            if transaction is None:
-                continue
-            if span.held:
-                self.plan.held[share.group] = transaction.slots[: span.held]
-            stop = min(len(transaction.slots), span.prefix_len)
-            if stop > span.held:
-                self.plan.stores[share.group] = transaction.slots[span.held : stop]
+        shares = iter(self.plan.shares)
+        self.shares = [self._share(job, own, shares) for job, own in zip(jobs, parts, strict=True)]
 
     @classmethod
     def cheapest(
@@ -79,7 +84,8 @@ class PrefixedForward:
 
         It is used in any case to store a prefix that a job wants kept.
         """
-        prefixed = cls(jobs, cache)
+        capacity = 0 if cache is None else cache.capacity
+        prefixed = cls(jobs, cache, most_held=graphs.most_held if graphs.tokens else capacity)
         size = ForwardSize.of(prefixed.plan.layout.groups)
         size = size._replace(tokens=size.tokens + prefixed.num_cached, held=0)
         pays = graphs.recomputing_pays(size, launch_tokens)
@@ -160,9 +166,69 @@ class PrefixedForward:
         self.num_cached += transaction.cached
         return transaction
 
-    def _behind_cached(self, job: Job) -> Piece:
+    def _begin_rows(
+        self, jobs: Sequence[Job], cache: PrefixCache, most_held: int
+    ) -> list[PrefixTransaction]:
+        """Begin a transaction for each prefix of rows that came before; return those of use."""
+        begun: list[PrefixTransaction] = []
+        for job in jobs:
+            groups = job.row_groups if most_held else None
+            if groups is None:
+                continue
+            room = most_held - sum(each.cached for each in self._transactions.values())
+            # What another job of this forward computes is as good as cached.
+            cached = {key: len(groups.pieces[key][0].prefix_ids) for key in groups.pieces}
+            new = [key for key in cached if key not in self._transactions]
+            for key in new:
+                first = groups.pieces[key][0]
+                self._transactions[key] = cache.begin_row(first.prefix_ids, first.adapter)
+                cached[key] = self._transactions[key].cached
+            groups.join(cached, self._cached_of(job), room)
+            for key in new:
+                if key in groups.pieces:
+                    begun.append(self._transactions[key])
+                    self.num_cached += max(0, cached[key] - job.distinct.prefix_len)
+                else:
+                    self._transactions.pop(key).rollback()
+            if groups.pieces:
+                self._row_groups[job] = groups
+        return begun
+
+    def _cached_of(self, job: Job) -> int:
+        """Cached tokens of a job's prefix that its piece counts."""
         transaction = None if job.large else self._of(job)
-        return job.piece if transaction is None else job.piece.behind(transaction.cached)
+        return 0 if transaction is None else transaction.cached
+
+    def _parts(self, job: Job) -> list[_Part]:
+        """What the forward computes of a job, with the transaction of each prefix."""
+        cached, groups = self._cached_of(job), self._row_groups.get(job)
+        rest = job.piece if groups is None else groups.rest(cached)
+        if rest is not None and cached:
+            rest = rest.behind(cached)
+        parts: list[_Part] = [] if rest is None else [(rest, self._of(job))]
+        for key, pieces in {} if groups is None else groups.pieces.items():
+            own = self._transactions[key]
+            parts += [(piece.behind(own.cached), own) for piece in pieces]
+        return parts
+
+    def _share(self, job: Job, parts: list[_Part], shares: Iterator[Share]) -> JobShare:
+        """Take the shares of a job's parts, enter their slots, and return the share of the job."""
+        plan, taken = self.plan, []
+        for (_, transaction), share in zip(parts, shares):  # noqa: B905
+            taken.append(share)
+            if transaction is None:
+                continue
+            span = plan.layout.groups[share.group]
+            if span.held:
+                plan.held[share.group] = transaction.slots[: span.held]
+            stop = min(len(transaction.slots), span.prefix_len)
+            if stop > span.held:
+                plan.stores[share.group] = transaction.slots[span.held : stop]
+        groups = self._row_groups.get(job)
+        if groups is not None:
+            return groups.share(taken)
+        (share,) = taken
+        return JobShare(share.values, share.num_tokens)
 
 
 def _stores(transaction: PrefixTransaction | None) -> bool:
@@ -200,7 +266,7 @@ class LaunchedJob:
 
     job: Job
     attempt: int
-    share: Share
+    share: JobShare
 
     @property
     def waits(self) -> bool:

@@ -80,6 +80,10 @@ class _Starts(NamedTuple):
     tokens: NDArray[np.int64]
     reads: NDArray[np.int64]
 
+    @classmethod
+    def of(cls, rows: PackedRows) -> _Starts:
+        return cls(rows.prefix_len + bounds_of(rows.suffix_lens), rows.read_starts())
+
 
 def unfit_row(rows: PackedRows, budget: ForwardBudget) -> int | None:
     """Return the length of the longest row that fits no forward; None if every row fits one.
@@ -108,7 +112,7 @@ def split_request(rows: PackedRows, budget: ForwardBudget, cached: int = 0) -> l
     Raises:
         PackingError: a row fits no forward; the caller has to ask `unfit_row` first.
     """
-    starts = _Starts(rows.prefix_len + bounds_of(rows.suffix_lens), rows.read_starts())
+    starts = _Starts.of(rows)
     if budget.fits(len(rows.tokens) - cached, rows.num_reads):
         cuts = [(cached, rows.prefix_len - cached, 0, rows.num_rows)]
     else:
@@ -172,6 +176,11 @@ def _greedy_cuts(
         cuts.append((held, fresh, first, last - 1))
         held, first = prefix, last - 1
     return cuts
+
+
+def piece_of(rows: PackedRows, held: int, fresh: int, num_rows: int) -> Piece:
+    """The piece of a part of the prefix and of the first rows; what `Piece.span` says of both."""
+    return _piece(rows, _Starts.of(rows), (held, fresh, 0, num_rows))
 
 
 def _piece(rows: PackedRows, starts: _Starts, cut: _Cut) -> Piece:

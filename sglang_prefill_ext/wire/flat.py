@@ -1,4 +1,4 @@
-"""Reads and checks token ids that come as flat arrays, without an object for every token."""
+"""Reads, checks and compares token ids in flat arrays, without an object for every token."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import numpy as np
 from sglang_prefill_ext.wire.arrays import FlatRows, Int32Array, from_bytes
 from sglang_prefill_ext.wire.checks import check_prompt, wrong
 from sglang_prefill_ext.wire.packed import PackedRows
+
+# Tokens of every row that `shared_len` compares in a step: in the first step, and at most.
+_FIRST_LOOK, _LARGEST_LOOK = 16, 1024
 
 
 def flat_rows(values: bytes, counts: bytes, *, field: str) -> FlatRows:
@@ -59,3 +62,22 @@ def check_ids(ids: Int32Array, vocab_size: int, *, field: str) -> None:
     # As unsigned numbers, negative ids are large: one pass finds both kinds.
     if len(ids) and int(ids.view(np.uint32).max()) >= vocab_size:
         check_prompt([int(ids.min()), int(ids.max())], vocab_size, field=field)
+
+
+def shared_len(rows: FlatRows) -> int:
+    """How many leading tokens several rows share, at most all but one of the shortest row.
+
+    -1 if the shortest row is empty.
+    """
+    shortest, starts = int(np.minimum.reduce(rows.counts)), rows.starts()
+    if shortest and ((first := rows.values[starts]) != first[0]).any():
+        return 0  # the usual case
+    done, width = 0, _FIRST_LOOK
+    while done < shortest:
+        columns = np.arange(done, min(done + width, shortest))
+        table = rows.values[starts[:, None] + columns]
+        differ = (table != table[0]).any(axis=0)
+        if differ.any():
+            return done + int(differ.argmax())
+        done, width = done + len(columns), min(2 * width, _LARGEST_LOOK)
+    return shortest - 1

@@ -5,7 +5,9 @@ from __future__ import annotations
 from array import array
 from typing import Any, TypeGuard
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
@@ -17,6 +19,7 @@ from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.forward.kv_pool import PrivateSlots, PrivateTransaction, Room
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache
 from sglang_prefill_ext.wire.arrays import Int32Array
+from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy
 
 
@@ -101,8 +104,14 @@ class RadixPrefixCache:
     def begin(self, prefix: Int32Array, adapter: str = "", *, keep: bool) -> RadixTransaction:
         held = prefix[: self.capacity]
         commit_tokens = self._policy.tokens_to_commit(held, adapter, keep=keep)
-        key, is_whole = _key(held, adapter), len(held) == len(prefix)
-        return RadixTransaction(self._tree, self._room, key, commit_tokens, is_whole=is_whole)
+        return self._begun(held, adapter, commit_tokens, is_whole=len(held) == len(prefix))
+
+    def begin_row(self, beginning: Int32Array, adapter: str = "") -> RadixTransaction:
+        commit_tokens = self._policy.whole_pages(len(beginning))
+        return self._begun(beginning, adapter, commit_tokens, is_whole=True)
+
+    def rows_seen(self, rows: PackedRows) -> NDArray[np.int64] | None:
+        return self._policy.rows_seen(rows)
 
     def begin_private(self, num_tokens: int) -> PrivateTransaction:
         return PrivateTransaction(self._room, num_tokens)
@@ -111,6 +120,12 @@ class RadixPrefixCache:
         prefix = prefix[: self.capacity]
         match = self._tree.match_prefix(MatchPrefixParams(key=_key(prefix, adapter)))
         return min(int(match.device_prefix_len), len(prefix))
+
+    def _begun(
+        self, prefix: Int32Array, adapter: str, commit_tokens: int, *, is_whole: bool
+    ) -> RadixTransaction:
+        key = _key(prefix, adapter)
+        return RadixTransaction(self._tree, self._room, key, commit_tokens, is_whole=is_whole)
 
 
 def prefix_cache_of(scheduler: Any, config: PrefillOnlyConfig, room: Room) -> PrefixCache:

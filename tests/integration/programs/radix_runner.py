@@ -24,6 +24,7 @@ warnings.simplefilter("ignore")
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
+from numpy.typing import NDArray  # noqa: E402
 from sglang.srt.environ import envs  # noqa: E402
 from sglang.srt.mem_cache.allocator import (  # noqa: E402
     PagedTokenToKVPoolAllocator,
@@ -167,13 +168,10 @@ class Memory:
 class Watched:
     """A transaction that passes every call on, and checks it."""
 
-    def __init__(
-        self, memory: Memory, prefix: Int32Array, seen: Counter[str], *, keep: bool
-    ) -> None:
+    def __init__(self, memory: Memory, prefix: Int32Array, seen: Counter[str], inner: Any) -> None:
         self.prefix: list[int] = prefix.tolist()
-        self._memory, self._seen = memory, seen
-        self._inner = memory.cache.begin(prefix, keep=keep)
-        self.cached = self._inner.cached
+        self._memory, self._seen, self._inner = memory, seen, inner
+        self.cached = inner.cached
         matched = tuple(self.prefix[: self.cached])
         assert not matched or matched in memory.committed, "something uncommitted was matched"
         seen["cached"] += self.cached > 0
@@ -235,7 +233,19 @@ class WatchedCache:
 
     def begin(self, prefix: Int32Array, adapter: str = "", *, keep: bool) -> Watched:
         assert not adapter
-        return Watched(self._memory, prefix, self._seen, keep=keep)
+        return Watched(
+            self._memory, prefix, self._seen, self._memory.cache.begin(prefix, keep=keep)
+        )
+
+    def begin_row(self, beginning: Int32Array, adapter: str = "") -> Watched:
+        inner = self._memory.cache.begin_row(beginning, adapter)
+        self._seen["row_found"] += inner.cached == len(beginning)
+        return Watched(self._memory, beginning, self._seen, inner)
+
+    def rows_seen(self, rows: PackedRows) -> NDArray[np.int64] | None:
+        found: NDArray[np.int64] | None = self._memory.cache.rows_seen(rows)
+        self._seen["rows_seen"] += found is not None
+        return found
 
     def cached_tokens(self, prefix: Int32Array, adapter: str = "") -> int:
         cached = self._memory.cache.cached_tokens(prefix, adapter)
@@ -290,10 +300,14 @@ class Completion:
 
 
 def rows_of(prefix: list[int], lens: list[int]) -> PackedRows:
+    return request_of(prefix, [[99] * length for length in lens])
+
+
+def request_of(prefix: list[int], rows: list[list[int]]) -> PackedRows:
     return PackedRows(
-        tokens=np.array(prefix + [99] * sum(lens), dtype=np.int32),
+        tokens=np.concatenate([prefix, *rows]).astype(np.int32),
         prefix_len=len(prefix),
-        suffix_lens=np.array(lens, dtype=np.int32),
+        suffix_lens=np.array([len(row) for row in rows], dtype=np.int32),
         read=Labels(np.array([1], dtype=np.int32)),
     )
 
@@ -361,7 +375,7 @@ class Episodes:
             self.seen[result.status] += 1
 
     def run(self) -> dict[str, int]:
-        calls = [self.submit] * 6 + [self.runtime.step] * 5
+        calls = [self.submit] * 4 + [self.submit_items] * 3 + [self.runtime.step] * 5
         calls += [self.abort, self.begin_stock, self.begin_stock, self.end_stock, self.evict]
         for _ in range(EPISODES):
             self.executor.failure_rate = self.random.choice([0.0, 0.0, 0.1, 0.4])
@@ -392,8 +406,18 @@ class Episodes:
         prefix, rows = self.prefix(), self.random.randint(1, 4)
         lens = [self.random.randint(1, 12) for _ in range(rows)]
         keep = self.random.random() < 0.3
-        rows_of_job = rows_of(prefix, lens)
-        self.runtime.submit(f"{self.submitted}.", rows_of_job, None, keep_prefix=keep)
+        self._submit(rows_of(prefix, lens), keep_prefix=keep)
+
+    def submit_items(self) -> None:
+        """Some of few items that stand in front of a query, or behind the beginning of a prompt."""
+        prefix = [70] * self.random.choice([0, 0, 3, 40])
+        end = [self.random.randrange(50)] * self.random.randint(1, 6)
+        items = [[80 + item] * (17 + 4 * item) for item in range(6)]
+        chosen = [item + end for item in self.random.sample(items, self.random.randint(2, 5))]
+        self._submit(request_of(prefix, chosen))
+
+    def _submit(self, rows: PackedRows, **options: Any) -> None:
+        self.runtime.submit(f"{self.submitted}.", rows, None, **options)
         self.submitted += 1
 
     def abort(self) -> None:

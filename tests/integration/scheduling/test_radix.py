@@ -37,6 +37,8 @@ def test_every_way_was_gone_many_times_and_nothing_was_lost(
     for event in ("cached", "commit", "rollback", "ok", "failed", "aborted"):
         assert seen[event] > 300, event
     assert seen["whole"] > 300, "prefixes longer than a forward"
+    assert seen["rows_seen"] > 300
+    assert seen["row_found"] > 300
     for place in ("launch", "stored", "wait"):
         assert seen[f"failed_{place}"] > 300, place
 

@@ -151,6 +151,46 @@ def test_values_are_the_same_on_what_earlier_forwards_have_stored(
         assert values == pytest.approx(_row_by_row(request), abs=1e-5)
 
 
+@given(
+    st.lists(plain_requests(max_suffix=9), min_size=1, max_size=3), st.integers(9, 60), st.data()
+)
+def test_values_are_the_same_where_rows_have_groups_of_their_own(
+    requests: list[PlainRequest], budget: int, data: st.DataObject
+) -> None:
+    """Any beginnings of rows may have come before; the cache keeps them, and uses them again."""
+    executor, cache = PackedExecutor(TinyModel(), readout_bytes=2 * VOCAB * 4), MemoryCache()
+    requests = [replace(each, prefix=requests[0].prefix) for each in requests]
+    seen = [
+        np.array([data.draw(_beginning_of(each, suffix)) for suffix in each.suffixes])
+        for each in requests
+    ]
+    for _ in range(3):
+        jobs = [
+            job_of(each, budget, rows_seen=lens) for each, lens in zip(requests, seen, strict=True)
+        ]
+        while open_ones := [job for job in jobs if not job.launched]:
+            chosen = data.draw(st.lists(st.sampled_from(open_ones), min_size=1, unique=True))
+            most_held = data.draw(st.sampled_from([0, 30, cache.capacity]))
+            prefixed = PrefixedForward(chosen, cache, most_held=most_held)
+            assert prefixed.plan.num_tokens <= sum(job.piece.num_tokens for job in chosen)
+            computed = executor.launch(prefixed.plan).wait()
+            prefixed.commit()
+            for job, share in zip(chosen, prefixed.shares, strict=True):
+                job.values.append(computed[share.values])
+                job.next_piece += 1
+                if job.launched and job.held is not None:
+                    job.held.commit()
+        for each, job in zip(requests, jobs, strict=True):
+            assert job.answer().tolist() == pytest.approx(_row_by_row(each), abs=1e-5)
+        cache.check_idle()
+
+
+def _beginning_of(request: PlainRequest, suffix: list[int]) -> st.SearchStrategy[int]:
+    """How many first tokens of a row's prompt came before: 0, or more than the prefix."""
+    prefix = len(request.prefix)
+    return st.sampled_from([0, *range(prefix + 1, prefix + len(suffix))])
+
+
 @torch.inference_mode()
 def test_what_is_stored_is_what_is_attended_to() -> None:
     model, cache = TinyModel(), MemoryCache()

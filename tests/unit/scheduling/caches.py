@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sglang_prefill_ext.attention.inputs import HeldKV
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.wire.arrays import Int32Array
+from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.prefix_policy import RowMemory
 
 SLOTS = 8192
 
@@ -111,6 +114,7 @@ class MemoryCache:
         self.begun: list[MemoryTransaction] = []
         self.keep_asked: list[bool] = []
         self.adapters: list[str] = []
+        self.memory = RowMemory()
         self._failing_begins, self._failing_looks = failing_begins, failing_looks
         self._begins = self._looks = 0
         # Shuffled, as the free slots of a server are after a while.
@@ -127,6 +131,9 @@ class MemoryCache:
         assert len(prefix), "there is nothing to match"
         return self._begin(_key(prefix, adapter), private=False)
 
+    def begin_row(self, beginning: Int32Array, adapter: str = "") -> MemoryTransaction:
+        return self.begin(beginning, adapter, keep=True)
+
     def begin_private(self, num_tokens: int) -> MemoryTransaction:
         return self._begin((-1,) * num_tokens, private=True)
 
@@ -135,6 +142,9 @@ class MemoryCache:
         if self._looks in self._failing_looks:
             raise MemoryError("no room")
         return self.match(_key(prefix, adapter))[1]
+
+    def rows_seen(self, rows: PackedRows) -> NDArray[np.int64] | None:
+        return self.memory.tokens_seen(rows)
 
     def take(self, num_tokens: int) -> Tensor | None:
         if num_tokens > len(self.free):

@@ -238,6 +238,62 @@ def test_a_follower_computes_the_prefix_itself_if_its_leader_fails() -> None:
 
 
 LARGE = list(range(200))
+ROWS = [[200 + row] * 33 for row in range(3)]
+
+
+@pytest.mark.parametrize("prefix", [[], PREFIX], ids=["bare", "prefix"])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_rows_that_come_again_are_stored_and_then_found(
+    asynchronous: bool, prefix: list[int]
+) -> None:
+    setup = Setup(FailingExecutor(asynchronous), policy=replace(JOINING, budget=ForwardBudget(150)))
+    for rows in (ROWS[:2], ROWS, ROWS, ROWS[::-1]):
+        setup.runtime.submit(f"job-{len(setup.answers)}", request(prefix, *rows).pack(), None)
+        setup.finish()
+    length, kept = len(prefix), (len(prefix) + 33 - 1) // 16 * 16
+    left = length + 33 - kept
+    # Rows 0 and 1 come for the second time, then also row 2. The prefix was stored at once.
+    assert [plan.num_tokens for plan in setup.executor.plans] == [
+        length + 2 * 33,
+        3 * 33,
+        2 * left + 33,
+        3 * left,
+    ]
+    assert setup.committed >= {(*prefix, *row[: kept - length]) for row in ROWS}
+    assert setup.tokens_cached == ([0, length, length, length] if prefix else [0] * 4)
+
+
+def test_rows_of_several_forwards_are_found_too() -> None:
+    setup = Setup(FailingExecutor(), policy=replace(ALONE, budget=ForwardBudget(40)))
+    for _ in range(3):
+        setup.runtime.submit(f"job-{len(setup.answers)}", request([7], *ROWS).pack(), None)
+        setup.finish()
+    computed = [plan.num_tokens for plan in setup.executor.plans]
+    assert computed == [1 + 33, 33, 33] + [33] * 3 + [2] * 3
+
+
+def test_evicted_rows_are_computed_again() -> None:
+    setup = Setup(FailingExecutor(), policy=replace(ALONE, budget=ForwardBudget(150)))
+    for number in range(4):
+        setup.runtime.submit(f"job-{number}", request([], *ROWS).pack(), None)
+        if number == 3:
+            for slots in setup.cache.committed.values():
+                setup.cache.free += slots.tolist()
+            setup.cache.committed.clear()
+        setup.finish()
+    assert [plan.num_tokens for plan in setup.executor.plans] == [99, 99, 3, 99]
+
+
+def test_who_comes_again_counts_as_shorter() -> None:
+    policy = replace(ALONE, order=Order.SRPT, budget=ForwardBudget(150))
+    setup = Setup(FailingExecutor(), policy=policy)
+    for _ in range(2):
+        setup.runtime.submit(f"job-{len(setup.answers)}", request([], *ROWS).pack(), None)
+        setup.finish()
+    setup.runtime.submit("other", request([], *[row[:10] for row in ROWS]).pack(), None)
+    setup.runtime.submit("again", request([], *ROWS).pack(), None)
+    setup.finish()
+    assert [*setup.answers][2:] == ["again", "other"]
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -413,7 +469,13 @@ def test_forwards_in_flight_may_give_the_room_that_is_missing() -> None:
 FAMILY = st.builds(
     lambda length, end: [*PREFIX[:length], *[90] * end], st.integers(0, 20), st.integers(0, 2)
 )
-CALLS = st.lists(FAMILY | st.sampled_from(["step", "abort"]), max_size=30)
+ITEMS = [[50 + item] * 18 for item in range(4)]
+CALLS = st.lists(
+    FAMILY
+    | st.lists(st.sampled_from(ITEMS), min_size=2, max_size=3, unique_by=tuple).map(tuple)
+    | st.sampled_from(["step", "abort"]),
+    max_size=30,
+)
 FAILURES = st.frozensets(st.integers(1, 10), max_size=3)
 
 
@@ -429,14 +491,15 @@ def test_whatever_happens_every_transaction_ends(
     failing_begins: frozenset[int],
     failing_looks: frozenset[int],
     policy: SchedulingPolicy,
-    calls: list[list[int] | str],
+    calls: list[list[int] | tuple[list[int], ...] | str],
 ) -> None:
     cache = MemoryCache(failing_begins=failing_begins, failing_looks=failing_looks)
     setup = Setup(executor, cache, policy)
     submitted = 0
     for call in calls:
-        if isinstance(call, list):
-            setup.runtime.submit(f"job-{submitted}", request(call).pack(), None)
+        if isinstance(call, (list, tuple)):
+            rows = request(call) if isinstance(call, list) else request([], *call)
+            setup.runtime.submit(f"job-{submitted}", rows.pack(), None)
             submitted += 1
         elif call == "step":
             setup.runtime.step()

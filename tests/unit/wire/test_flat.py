@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.errors import RequestError
-from sglang_prefill_ext.frontend.pack import pack_token_ids, shared_len, shared_once
+from sglang_prefill_ext.frontend.pack import pack_token_ids, shared_once
 from sglang_prefill_ext.frontend.score.score_call import pack_labels
 from sglang_prefill_ext.wire.arrays import NO_INTS, FlatRows, int_array
-from sglang_prefill_ext.wire.flat import check_ids, flat_rows, int32_array
+from sglang_prefill_ext.wire.flat import check_ids, flat_rows, int32_array, shared_len
 from sglang_prefill_ext.wire.read import Labels
 
 VOCAB = 40

@@ -1,0 +1,101 @@
+"""Rows of packed requests that come again are found in the prefix cache, with the same answers."""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.integration.support.client import LABELS, Client, Json, random_ids, score_body
+from tests.integration.support.parity import assert_same, assert_same_answers
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
+
+ITEM = 90
+"""Tokens of an item; five whole blocks of 16."""
+
+
+def computed(client: Client, body: Json) -> tuple[Json, int]:
+    """Return the answer to a packed scoring call, and the tokens computed for it."""
+    with client.counting() as moved:
+        answer = client.score(body)
+    assert moved["frontend.requests.packed"] == moved["scheduler.requests.ok"] == 1
+    return answer, moved["scheduler.tokens_computed"]
+
+
+def test_a_call_that_comes_again_computes_the_ends_of_its_rows(client: Client) -> None:
+    client.flush()
+    before = client.memory()
+    body = score_body(8_100, 200, [ITEM] * 4)
+    answers, tokens = zip(*(computed(client, body) for _ in range(4)), strict=True)
+    left = (200 + ITEM) % 16
+    # Seen; then the query is stored; then the rows, too; then all is found.
+    assert tokens == (200 + 4 * ITEM, 200 + 4 * ITEM, 4 * ITEM, 4 * left)
+    client.assert_memory_returns_to(before)
+    client.flush()
+    assert_same_answers(answers, [client.score(body, stock=True)] * 4)
+
+
+def test_items_in_front_of_other_queries_are_found(client: Client) -> None:
+    client.flush()
+    rng = random.Random(8_200)
+    items = [random_ids(rng, ITEM) for _ in range(6)]
+    bodies = [
+        {
+            "query": random_ids(rng, length),
+            "items": [items[item] for item in chosen],
+            "label_token_ids": LABELS,
+            "item_first": True,
+            "return_token_logprobs": True,
+        }
+        for length, chosen in ((7, [0, 1, 2]), (12, [2, 3, 0]), (17, [0, 3, 2, 4]))
+    ]
+    answers, tokens = zip(*(computed(client, body) for body in bodies), strict=True)
+    # The second call stores items 0 and 2. The third one finds them, stores 3, and 4 is new.
+    assert tokens[:2] == (3 * (ITEM + 7), 3 * (ITEM + 12))
+    assert tokens[2] == 2 * (ITEM % 16 + 17) + 2 * (ITEM + 17)
+    client.flush()
+    assert_same_answers(answers, [client.score(body, stock=True) for body in bodies])
+
+
+def test_texts_of_a_batch_that_come_again_are_found(client: Client) -> None:
+    client.flush()
+    rng = random.Random(8_300)
+    prompts = [random_ids(rng, length) for length in (40, 70, 100)]
+    body = {
+        "input_ids": prompts,
+        "sampling_params": {"max_new_tokens": 1, "temperature": 0},
+        "return_logprob": True,
+    }
+    tokens = []
+    for _ in range(3):
+        with client.counting() as moved:
+            packed = client.post("/generate", body).json()
+        tokens.append(moved["scheduler.tokens_computed"])
+    assert tokens == [210, 210, 40 % 16 + 70 % 16 + 100 % 16]
+    client.flush()
+    stock = client.post("/generate", body, stock=True).json()
+    for one, other in zip(packed, stock, strict=True):
+        assert_same(one["output_ids"], other["output_ids"])
+        for name in ("output_token_logprobs", "prompt_tokens"):
+            assert_same(one["meta_info"][name], other["meta_info"][name])
+
+
+def test_calls_with_the_same_rows_at_the_same_time_lose_nothing(client: Client) -> None:
+    client.flush()
+    before = client.memory()
+    rng = random.Random(8_400)
+    items = [random_ids(rng, rng.randint(20, ITEM)) for _ in range(8)]
+    queries = [random_ids(rng, 30) for _ in range(2)]
+    bodies = [
+        {"query": rng.choice(queries), "items": rng.sample(items, 5), "label_token_ids": LABELS}
+        for _ in range(40)
+    ]
+    with client.counting() as moved, ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(client.score, bodies))
+    assert moved["frontend.requests.packed"] == len(bodies)
+    assert moved["scheduler.tokens_cached"] > 0
+    client.assert_memory_returns_to(before)
+    client.flush()
+    assert_same_answers(answers, [client.score(body, stock=True) for body in bodies])
