@@ -84,8 +84,10 @@ class PrefixedForward:
 
         It is used in any case to store a prefix that a job wants kept.
         """
-        capacity = 0 if cache is None else cache.capacity
-        prefixed = cls(jobs, cache, most_held=graphs.most_held if graphs.tokens else capacity)
+        most_held = 0 if cache is None else cache.capacity
+        if graphs.tokens:
+            most_held = min(most_held, graphs.most_held)
+        prefixed = cls(jobs, cache, most_held=most_held)
         size = ForwardSize.of(prefixed.plan.layout.groups)
         size = size._replace(tokens=size.tokens + prefixed.num_cached, held=0)
         pays = graphs.recomputing_pays(size, launch_tokens)

@@ -21,9 +21,6 @@ BLOCK_TOKENS = 16
 REMEMBERED_BLOCKS = 1 << 16
 """Most blocks remembered (about 10 MB); those not seen for longest are forgotten first."""
 
-REMEMBERED_ROWS = 1 << 17
-"""At least so many rows are remembered, and at most twice as many (about 30 MB)."""
-
 _WORTH_A_LOOK = 256
 """A prompt that shares no prefix is always looked up in the cache from this many tokens on."""
 
@@ -46,7 +43,6 @@ class PrefixPolicy:
         self._caching = caching
         self._page_tokens = page_tokens
         self._seen: OrderedDict[bytes, None] = OrderedDict()
-        self._rows = RowMemory()
 
     def tokens_to_commit(self, prefix: Int32Array, adapter: str = "", *, keep: bool = False) -> int:
         """Remember a prefix; return how many of its first tokens belong into the cache.
@@ -78,11 +74,6 @@ class PrefixPolicy:
                 kept = self._tokens_seen(prefixes, adapter)
         return [self.whole_pages(tokens) for tokens in kept]
 
-    def rows_seen(self, rows: PackedRows) -> NDArray[np.int64] | None:
-        """See `RowMemory.tokens_seen`; None, too, if nothing is ever kept."""
-        never = self._caching is PrefixCaching.NEVER
-        return None if never else self._rows.tokens_seen(rows)
-
     def whole_pages(self, tokens: int) -> int:
         return tokens // self._page_tokens * self._page_tokens
 
@@ -109,12 +100,18 @@ class RowMemory:
     the request end alike: with the template's last words, or with the query that follows an item.
     What remains counts in whole blocks, as ends may also be alike by chance, and from one block on:
     to compute fewer tokens takes less time than to look them up.
+
+    Args:
+        capacity: tokens that the cache has room for. A row is forgotten once so many tokens of
+            others came, as the cache may have lost it; or earlier, but not before half as many.
     """
 
-    def __init__(self) -> None:
-        # Digests of rows; all rows of a full set are forgotten when the other one is full, too.
+    def __init__(self, capacity: int) -> None:
+        self._most_recent = capacity // 2
+        # Hashes of rows. Once the recent ones have so many tokens, they replace the older ones.
         self._recent: set[int] = set()
         self._older: set[int] = set()
+        self._recent_tokens = 0
 
     def tokens_seen(self, rows: PackedRows) -> NDArray[np.int64] | None:
         """Remember rows; return how many first tokens of each one's prompt came before.
@@ -136,11 +133,16 @@ class RowMemory:
         lens -= lens % BLOCK_TOKENS
         lens[lens < prefix_len + BLOCK_TOKENS] = 0
         recognised = np.flatnonzero(lens)
+        if not len(recognised):
+            return None
         keys = _row_keys(rows, recognised.tolist(), lens[recognised])
-        lens[recognised[[key not in self._recent and key not in self._older for key in keys]]] = 0
+        is_new = np.array([key not in self._recent for key in keys])
+        self._recent_tokens += int((lens[recognised[is_new]] - prefix_len).sum())
+        is_new &= [key not in self._older for key in keys]
+        lens[recognised[is_new]] = 0
         self._recent.update(keys)
-        if len(self._recent) >= REMEMBERED_ROWS:
-            self._recent, self._older = set(), self._recent
+        if self._recent_tokens >= self._most_recent:
+            self._recent, self._older, self._recent_tokens = set(), self._recent, 0
         return lens if lens.any() else None
 
 

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from sglang_prefill_ext.border.model.model_classes import longest_packed
 from sglang_prefill_ext.border.scheduler.kv_slots import SglangRoom
-from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.config import PrefillOnlyConfig, PrefixCaching
 from sglang_prefill_ext.forward.kv_pool import PrivateSlots, PrivateTransaction, Room
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache
 from sglang_prefill_ext.wire.arrays import Int32Array
 from sglang_prefill_ext.wire.packed import PackedRows
-from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy
+from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy, RowMemory
 
 
 class RadixTransaction:
@@ -91,14 +91,23 @@ class RadixTransaction:
 class RadixPrefixCache:
     """The `PrefixCache` on the radix tree of stock requests.
 
+    Args:
+        rows: None if no row is ever kept.
+
     Packed requests have neither cache salt nor extra key, so their prefixes have the same keys in
     the tree as those of stock requests: the token ids, and the adapter's id if there is one.
     """
 
     shares = True
 
-    def __init__(self, tree: UnifiedRadixCache, room: SglangRoom, policy: PrefixPolicy) -> None:
-        self._tree, self._room, self._policy = tree, room, policy
+    def __init__(
+        self,
+        tree: UnifiedRadixCache,
+        room: SglangRoom,
+        policy: PrefixPolicy,
+        rows: RowMemory | None,
+    ) -> None:
+        self._tree, self._room, self._policy, self._rows = tree, room, policy, rows
         self.capacity = room.capacity
 
     def begin(self, prefix: Int32Array, adapter: str = "", *, keep: bool) -> RadixTransaction:
@@ -111,7 +120,7 @@ class RadixPrefixCache:
         return self._begun(beginning, adapter, commit_tokens, is_whole=True)
 
     def rows_seen(self, rows: PackedRows) -> NDArray[np.int64] | None:
-        return self._policy.rows_seen(rows)
+        return None if self._rows is None else self._rows.tokens_seen(rows)
 
     def begin_private(self, num_tokens: int) -> PrivateTransaction:
         return PrivateTransaction(self._room, num_tokens)
@@ -134,7 +143,9 @@ def prefix_cache_of(scheduler: Any, config: PrefillOnlyConfig, room: Room) -> Pr
         return PrivateSlots(room)
     tree = scheduler.tree_cache
     policy = PrefixPolicy(config.prefix_caching, page_tokens=tree.page_size)
-    return RadixPrefixCache(tree, room, policy)
+    never = config.prefix_caching is PrefixCaching.NEVER
+    rows = None if never else RowMemory(scheduler.token_to_kv_pool_allocator.size)
+    return RadixPrefixCache(tree, room, policy, rows)
 
 
 def shares_prefixes(room: Room, scheduler: Any) -> TypeGuard[SglangRoom]:

@@ -114,7 +114,7 @@ class MemoryCache:
         self.begun: list[MemoryTransaction] = []
         self.keep_asked: list[bool] = []
         self.adapters: list[str] = []
-        self.memory = RowMemory()
+        self.memory = RowMemory(capacity)
         self._failing_begins, self._failing_looks = failing_begins, failing_looks
         self._begins = self._looks = 0
         # Shuffled, as the free slots of a server are after a while.

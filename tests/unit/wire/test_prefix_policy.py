@@ -125,6 +125,9 @@ def test_prefixes_that_come_together_do_not_make_each_other_known() -> None:
     assert PrefixPolicy(PrefixCaching.ALWAYS, 1).tokens_kept(together) == [48, 64]
 
 
+CAPACITY = 10_000
+
+
 def rows_of(prefix: Int32Array, *rows: Int32Array, adapter: str = "") -> PackedRows:
     lens = int_array([*map(len, rows)])
     labels = Labels(int_array([1]))
@@ -138,7 +141,7 @@ def seen(memory: RowMemory, rows: PackedRows) -> list[int]:
 
 @pytest.mark.parametrize("prefix_len", [0, 3, 64, 200])
 def test_rows_are_recognised_among_others_in_whole_blocks(prefix_len: int) -> None:
-    memory, prefix = RowMemory(), tokens(prefix_len)
+    memory, prefix = RowMemory(CAPACITY), tokens(prefix_len)
     one, two, three, four = (tokens(40, first=first) for first in (1000, 2000, 3000, 4000))
     assert memory.tokens_seen(rows_of(prefix, one, two)) is None
     length = (prefix_len + 39) // BLOCK_TOKENS * BLOCK_TOKENS
@@ -148,7 +151,7 @@ def test_rows_are_recognised_among_others_in_whole_blocks(prefix_len: int) -> No
 
 
 def test_where_rows_end_alike_their_end_may_be_another_next_time() -> None:
-    memory, empty = RowMemory(), tokens(0)
+    memory, empty = RowMemory(CAPACITY), tokens(0)
     items = [tokens(48, first=first) for first in (1000, 2000)]
     queries = [tokens(length, first=first) for length, first in ((9, 500), (30, 600))]
     for query, expected in zip(queries, (0, 48), strict=True):
@@ -160,7 +163,7 @@ def test_where_rows_end_alike_their_end_may_be_another_next_time() -> None:
 def test_what_was_seen_ends_inside_the_row_and_is_worth_a_block(
     prefix_len: int, rows: list[Int32Array], end: int
 ) -> None:
-    memory, ending = RowMemory(), tokens(end, first=700)
+    memory, ending = RowMemory(CAPACITY), tokens(end, first=700)
     packed = rows_of(tokens(prefix_len), *[np.concatenate([row, ending]) for row in rows])
     assert memory.tokens_seen(packed) is None
     for length, row in zip(seen(memory, packed), rows, strict=True):
@@ -169,7 +172,11 @@ def test_what_was_seen_ends_inside_the_row_and_is_worth_a_block(
 
 
 def test_rows_of_another_adapter_or_with_another_prefix_did_not_come_before() -> None:
-    memory, prefix, rows = RowMemory(), tokens(64), [tokens(40, first=n) for n in (1000, 2000)]
+    memory, prefix, rows = (
+        RowMemory(CAPACITY),
+        tokens(64),
+        [tokens(40, first=n) for n in (1000, 2000)],
+    )
     assert memory.tokens_seen(rows_of(prefix, *rows, adapter="a")) is None
     assert memory.tokens_seen(rows_of(prefix, *rows)) is None
     assert memory.tokens_seen(rows_of(prefix[::-1], *rows)) is None
@@ -177,7 +184,7 @@ def test_rows_of_another_adapter_or_with_another_prefix_did_not_come_before() ->
 
 
 def test_rows_that_cannot_be_computed_one_by_one_are_not_remembered() -> None:
-    memory, rows = RowMemory(), [tokens(40, first=n) for n in (1000, 2000)]
+    memory, rows = RowMemory(CAPACITY), [tokens(40, first=n) for n in (1000, 2000)]
     alone, short = rows_of(tokens(0), rows[0]), rows_of(tokens(64), *[row[:16] for row in rows])
     longer_read = dataclasses.replace(rows_of(tokens(0), *rows), read_lens=int_array([1, 2]))
     overridden = rows_of(tokens(0), *rows)
@@ -187,9 +194,8 @@ def test_rows_that_cannot_be_computed_one_by_one_are_not_remembered() -> None:
         assert [memory.tokens_seen(packed) for _ in range(3)] == [None] * 3
 
 
-def test_rows_are_forgotten_only_after_many_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix_policy, "REMEMBERED_ROWS", 4)
-    memory = RowMemory()
+def test_rows_are_forgotten_only_after_as_many_others_as_the_cache_holds() -> None:
+    memory = RowMemory(capacity=8 * 32)
     pairs = [
         rows_of(tokens(0), *[tokens(40, first=100 * (2 * pair + row)) for row in range(2)])
         for pair in range(3)
@@ -197,11 +203,3 @@ def test_rows_are_forgotten_only_after_many_others(monkeypatch: pytest.MonkeyPat
     none, both = [0, 0], [32, 32]
     assert [seen(memory, pairs[n]) for n in (0, 1, 0)] == [none, none, both]
     assert [seen(memory, pairs[n]) for n in (2, 0, 1)] == [none, both, none]
-
-
-def test_a_policy_that_never_keeps_remembers_no_rows() -> None:
-    packed = rows_of(tokens(0), tokens(40), tokens(40, first=100))
-    for caching in PrefixCaching:
-        policy = PrefixPolicy(caching, page_tokens=1)
-        found = [policy.rows_seen(packed) is not None for _ in range(2)]
-        assert found == [False, caching is not PrefixCaching.NEVER]
