@@ -41,7 +41,7 @@ class SimulatedCache:
     def begin_private(self, num_tokens: int) -> SimulatedTransaction:
         raise NotImplementedError("every request is a plain prompt")
 
-    def rows_seen(self, rows: PackedRows) -> None:
+    def rows_seen(self, rows: PackedRows, least: int) -> None:
         """None, as no simulated row comes again."""
 
     def end(self, key: bytes, *, kept: int, freed: int) -> None:

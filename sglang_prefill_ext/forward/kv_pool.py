@@ -191,7 +191,7 @@ class PrivateSlots:
     def begin_private(self, num_tokens: int) -> PrivateTransaction:
         return PrivateTransaction(self.room, num_tokens)
 
-    def rows_seen(self, rows: PackedRows) -> None:
+    def rows_seen(self, rows: PackedRows, least: int) -> None:
         return None
 
     def cached_tokens(self, prefix: Int32Array, adapter: str = "") -> int:

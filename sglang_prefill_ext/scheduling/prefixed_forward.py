@@ -220,12 +220,12 @@ class PrefixedForward:
             taken.append(share)
             if transaction is None:
                 continue
-            span = plan.layout.groups[share.group]
+            span, slots = plan.layout.groups[share.group], transaction.slots
+            stop = min(len(slots), span.prefix_len)
             if span.held:
-                plan.held[share.group] = transaction.slots[: span.held]
-            stop = min(len(transaction.slots), span.prefix_len)
+                plan.held[share.group] = slots if span.held == len(slots) else slots[: span.held]
             if stop > span.held:
-                plan.stores[share.group] = transaction.slots[span.held : stop]
+                plan.stores[share.group] = slots[span.held : stop]
         groups = self._row_groups.get(job)
         if groups is not None:
             return groups.share(taken)

@@ -119,8 +119,8 @@ class RadixPrefixCache:
         commit_tokens = self._policy.whole_pages(len(beginning))
         return self._begun(beginning, adapter, commit_tokens, is_whole=True)
 
-    def rows_seen(self, rows: PackedRows) -> NDArray[np.int64] | None:
-        return None if self._rows is None else self._rows.tokens_seen(rows)
+    def rows_seen(self, rows: PackedRows, least: int) -> NDArray[np.int64] | None:
+        return None if self._rows is None else self._rows.tokens_seen(rows, least)
 
     def begin_private(self, num_tokens: int) -> PrivateTransaction:
         return PrivateTransaction(self._room, num_tokens)

@@ -242,8 +242,8 @@ class WatchedCache:
         self._seen["row_found"] += inner.cached == len(beginning)
         return Watched(self._memory, beginning, self._seen, inner)
 
-    def rows_seen(self, rows: PackedRows) -> NDArray[np.int64] | None:
-        found: NDArray[np.int64] | None = self._memory.cache.rows_seen(rows)
+    def rows_seen(self, rows: PackedRows, least: int) -> NDArray[np.int64] | None:
+        found: NDArray[np.int64] | None = self._memory.cache.rows_seen(rows, least)
         self._seen["rows_seen"] += found is not None
         return found
 

@@ -143,8 +143,8 @@ class MemoryCache:
             raise MemoryError("no room")
         return self.match(_key(prefix, adapter))[1]
 
-    def rows_seen(self, rows: PackedRows) -> NDArray[np.int64] | None:
-        return self.memory.tokens_seen(rows)
+    def rows_seen(self, rows: PackedRows, least: int) -> NDArray[np.int64] | None:
+        return self.memory.tokens_seen(rows, least)
 
     def take(self, num_tokens: int) -> Tensor | None:
         if num_tokens > len(self.free):

@@ -32,6 +32,7 @@ JOINING = SchedulingPolicy(
     limits=QueueLoad(tokens=10**6, rows=10**6, bytes=10**9),
 )
 ALONE = replace(JOINING, launch_tokens=0)
+SMALL = replace(JOINING, budget=ForwardBudget(9))
 
 each_place = pytest.mark.parametrize("place", ["failing_launches", "failing_waits"])
 
@@ -246,7 +247,7 @@ ROWS = [[200 + row] * 33 for row in range(3)]
 def test_rows_that_come_again_are_stored_and_then_found(
     asynchronous: bool, prefix: list[int]
 ) -> None:
-    setup = Setup(FailingExecutor(asynchronous), policy=replace(JOINING, budget=ForwardBudget(150)))
+    setup = Setup(FailingExecutor(asynchronous), policy=replace(ALONE, budget=ForwardBudget(150)))
     for rows in (ROWS[:2], ROWS, ROWS, ROWS[::-1]):
         setup.runtime.submit(f"job-{len(setup.answers)}", request(prefix, *rows).pack(), None)
         setup.finish()
@@ -483,7 +484,7 @@ FAILURES = st.frozensets(st.integers(1, 10), max_size=3)
     st.builds(FailingExecutor, st.booleans(), FAILURES, FAILURES),
     FAILURES,
     FAILURES,
-    st.sampled_from([JOINING, ALONE, replace(JOINING, budget=ForwardBudget(9))]),
+    st.sampled_from([replace(JOINING, launch_tokens=100), ALONE, SMALL]),
     CALLS,
 )
 def test_whatever_happens_every_transaction_ends(

@@ -135,7 +135,7 @@ def rows_of(prefix: Int32Array, *rows: Int32Array, adapter: str = "") -> PackedR
 
 
 def seen(memory: RowMemory, rows: PackedRows) -> list[int]:
-    found = memory.tokens_seen(rows)
+    found = memory.tokens_seen(rows, 0)
     return [0] * rows.num_rows if found is None else found.tolist()
 
 
@@ -143,11 +143,11 @@ def seen(memory: RowMemory, rows: PackedRows) -> list[int]:
 def test_rows_are_recognised_among_others_in_whole_blocks(prefix_len: int) -> None:
     memory, prefix = RowMemory(CAPACITY), tokens(prefix_len)
     one, two, three, four = (tokens(40, first=first) for first in (1000, 2000, 3000, 4000))
-    assert memory.tokens_seen(rows_of(prefix, one, two)) is None
+    assert memory.tokens_seen(rows_of(prefix, one, two), 0) is None
     length = (prefix_len + 39) // BLOCK_TOKENS * BLOCK_TOKENS
     assert seen(memory, rows_of(prefix, three, two, four)) == [0, length, 0]
     assert seen(memory, rows_of(prefix, one, four)) == [length, length]
-    assert memory.tokens_seen(rows_of(prefix + 1, one + 7, four + 7)) is None
+    assert memory.tokens_seen(rows_of(prefix + 1, one + 7, four + 7), 0) is None
 
 
 def test_where_rows_end_alike_their_end_may_be_another_next_time() -> None:
@@ -165,10 +165,19 @@ def test_what_was_seen_ends_inside_the_row_and_is_worth_a_block(
 ) -> None:
     memory, ending = RowMemory(CAPACITY), tokens(end, first=700)
     packed = rows_of(tokens(prefix_len), *[np.concatenate([row, ending]) for row in rows])
-    assert memory.tokens_seen(packed) is None
+    assert memory.tokens_seen(packed, 0) is None
     for length, row in zip(seen(memory, packed), rows, strict=True):
         assert length == 0 or prefix_len + BLOCK_TOKENS <= length < prefix_len + len(row) + end
         assert length % BLOCK_TOKENS == 0
+
+
+@pytest.mark.parametrize(("least", "expected"), [(0, [96, 112]), (32, [96, 112]), (33, [0, 112])])
+def test_short_rows_are_not_recognised(least: int, expected: list[int]) -> None:
+    memory, prefix, rows = RowMemory(CAPACITY), tokens(64), [tokens(40), tokens(60, first=1000)]
+    assert memory.tokens_seen(rows_of(prefix, *rows), least) is None
+    found = memory.tokens_seen(rows_of(prefix, *rows), least)
+    assert found is not None
+    assert found.tolist() == expected
 
 
 def test_rows_of_another_adapter_or_with_another_prefix_did_not_come_before() -> None:
@@ -177,9 +186,9 @@ def test_rows_of_another_adapter_or_with_another_prefix_did_not_come_before() ->
         tokens(64),
         [tokens(40, first=n) for n in (1000, 2000)],
     )
-    assert memory.tokens_seen(rows_of(prefix, *rows, adapter="a")) is None
-    assert memory.tokens_seen(rows_of(prefix, *rows)) is None
-    assert memory.tokens_seen(rows_of(prefix[::-1], *rows)) is None
+    assert memory.tokens_seen(rows_of(prefix, *rows, adapter="a"), 0) is None
+    assert memory.tokens_seen(rows_of(prefix, *rows), 0) is None
+    assert memory.tokens_seen(rows_of(prefix[::-1], *rows), 0) is None
     assert seen(memory, rows_of(prefix, *rows, adapter="a")) == [96, 96]
 
 
@@ -191,7 +200,7 @@ def test_rows_that_cannot_be_computed_one_by_one_are_not_remembered() -> None:
     overridden.tokens[3] = -1
     overridden = dataclasses.replace(overridden, overrides=np.ones((1, 4), dtype=np.float32))
     for packed in (alone, short, longer_read, overridden):
-        assert [memory.tokens_seen(packed) for _ in range(3)] == [None] * 3
+        assert [memory.tokens_seen(packed, 0) for _ in range(3)] == [None] * 3
 
 
 def test_rows_are_forgotten_only_after_as_many_others_as_the_cache_holds() -> None:
