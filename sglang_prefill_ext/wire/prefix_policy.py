@@ -21,6 +21,9 @@ BLOCK_TOKENS = 16
 REMEMBERED_BLOCKS = 1 << 16
 """Most blocks remembered (about 10 MB); those not seen for longest are forgotten first."""
 
+ROW_BLOCK_TOKENS, LEAST_ROW_TOKENS = 4, 16
+"""Rows are recognised in whole blocks of so many tokens, and by no fewer tokens in all."""
+
 _WORTH_A_LOOK = 256
 """A prompt that shares no prefix is always looked up in the cache from this many tokens on."""
 
@@ -98,7 +101,7 @@ class RowMemory:
 
     A row comes again if its prompt begins as before. Its end does not count as far as all rows of
     the request end alike: with the template's last words, or with the query that follows an item.
-    What remains counts in whole blocks, as ends may also be alike by chance.
+    What remains counts in small blocks, as ends are also alike by chance, often by a full stop.
 
     Args:
         capacity: tokens that the cache has room for. A row is forgotten once so many tokens of
@@ -124,7 +127,7 @@ class RowMemory:
             int64 ``[rows]``, more than `prefix_len` or 0 for each row; None if that is 0 for all,
             or if the rows cannot be told apart by their ids or be computed one by one.
         """
-        prefix_len, least = rows.prefix_len, max(least, BLOCK_TOKENS)
+        prefix_len, least = rows.prefix_len, max(least, LEAST_ROW_TOKENS)
         if not is_divisible(rows) or len(rows.overrides):
             return None
         if int(rows.suffix_lens.max()) <= least:
@@ -132,7 +135,7 @@ class RowMemory:
         _, suffixes = unpacked(rows)
         alike = shared_len(FlatRows(suffixes.values[::-1], suffixes.counts[::-1]))
         lens = prefix_len + suffixes.counts.astype(np.int64) - max(alike, 1)
-        lens -= lens % BLOCK_TOKENS
+        lens -= lens % ROW_BLOCK_TOKENS
         lens[lens < prefix_len + least] = 0
         recognised = np.flatnonzero(lens)
         if not len(recognised):

@@ -29,7 +29,7 @@ def test_a_call_that_comes_again_computes_the_ends_of_its_rows(client: Client) -
     before = client.memory()
     body = score_body(8_100, 200, [ITEM] * 4)
     answers, tokens = zip(*(computed(client, body) for _ in range(4)), strict=True)
-    left = (200 + ITEM) % 16
+    left = (200 + ITEM) % 4
     # Seen; then the query is stored; then the rows, too; then all is found.
     assert tokens == (200 + 4 * ITEM, 200 + 4 * ITEM, 4 * ITEM, 4 * left)
     client.assert_memory_returns_to(before)
@@ -54,7 +54,7 @@ def test_items_in_front_of_other_queries_are_found(client: Client) -> None:
     answers, tokens = zip(*(computed(client, body) for body in bodies), strict=True)
     # The second call stores items 0 and 2. The third one finds them, stores 3, and 4 is new.
     assert tokens[:2] == (3 * (ITEM + 7), 3 * (ITEM + 12))
-    assert tokens[2] == 2 * (ITEM % 16 + 17) + 2 * (ITEM + 17)
+    assert tokens[2] == 2 * (ITEM % 4 + 17) + 2 * (ITEM + 17)
     client.flush()
     assert_same_answers(answers, [client.score(body, stock=True) for body in bodies])
 

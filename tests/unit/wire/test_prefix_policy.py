@@ -11,7 +11,13 @@ from sglang_prefill_ext.config import PrefixCaching
 from sglang_prefill_ext.wire import prefix_policy
 from sglang_prefill_ext.wire.arrays import Int32Array, int_array
 from sglang_prefill_ext.wire.packed import PackedRows
-from sglang_prefill_ext.wire.prefix_policy import BLOCK_TOKENS, PrefixPolicy, RowMemory
+from sglang_prefill_ext.wire.prefix_policy import (
+    BLOCK_TOKENS,
+    LEAST_ROW_TOKENS,
+    ROW_BLOCK_TOKENS,
+    PrefixPolicy,
+    RowMemory,
+)
 from sglang_prefill_ext.wire.read import Labels
 
 PAGES = st.sampled_from([1, 7, 16, 64])
@@ -144,7 +150,7 @@ def test_rows_are_recognised_among_others_in_whole_blocks(prefix_len: int) -> No
     memory, prefix = RowMemory(CAPACITY), tokens(prefix_len)
     one, two, three, four = (tokens(40, first=first) for first in (1000, 2000, 3000, 4000))
     assert memory.tokens_seen(rows_of(prefix, one, two), 0) is None
-    length = (prefix_len + 39) // BLOCK_TOKENS * BLOCK_TOKENS
+    length = (prefix_len + 39) // ROW_BLOCK_TOKENS * ROW_BLOCK_TOKENS
     assert seen(memory, rows_of(prefix, three, two, four)) == [0, length, 0]
     assert seen(memory, rows_of(prefix, one, four)) == [length, length]
     assert memory.tokens_seen(rows_of(prefix + 1, one + 7, four + 7), 0) is None
@@ -167,11 +173,11 @@ def test_what_was_seen_ends_inside_the_row_and_is_worth_a_block(
     packed = rows_of(tokens(prefix_len), *[np.concatenate([row, ending]) for row in rows])
     assert memory.tokens_seen(packed, 0) is None
     for length, row in zip(seen(memory, packed), rows, strict=True):
-        assert length == 0 or prefix_len + BLOCK_TOKENS <= length < prefix_len + len(row) + end
-        assert length % BLOCK_TOKENS == 0
+        assert length == 0 or prefix_len + LEAST_ROW_TOKENS <= length < prefix_len + len(row) + end
+        assert length % ROW_BLOCK_TOKENS == 0
 
 
-@pytest.mark.parametrize(("least", "expected"), [(0, [96, 112]), (32, [96, 112]), (33, [0, 112])])
+@pytest.mark.parametrize(("least", "expected"), [(0, [100, 120]), (36, [100, 120]), (37, [0, 120])])
 def test_short_rows_are_not_recognised(least: int, expected: list[int]) -> None:
     memory, prefix, rows = RowMemory(CAPACITY), tokens(64), [tokens(40), tokens(60, first=1000)]
     assert memory.tokens_seen(rows_of(prefix, *rows), least) is None
@@ -189,7 +195,7 @@ def test_rows_of_another_adapter_or_with_another_prefix_did_not_come_before() ->
     assert memory.tokens_seen(rows_of(prefix, *rows, adapter="a"), 0) is None
     assert memory.tokens_seen(rows_of(prefix, *rows), 0) is None
     assert memory.tokens_seen(rows_of(prefix[::-1], *rows), 0) is None
-    assert seen(memory, rows_of(prefix, *rows, adapter="a")) == [96, 96]
+    assert seen(memory, rows_of(prefix, *rows, adapter="a")) == [100, 100]
 
 
 def test_rows_that_cannot_be_computed_one_by_one_are_not_remembered() -> None:
@@ -204,11 +210,11 @@ def test_rows_that_cannot_be_computed_one_by_one_are_not_remembered() -> None:
 
 
 def test_rows_are_forgotten_only_after_as_many_others_as_the_cache_holds() -> None:
-    memory = RowMemory(capacity=8 * 32)
+    memory = RowMemory(capacity=8 * 36)
     pairs = [
         rows_of(tokens(0), *[tokens(40, first=100 * (2 * pair + row)) for row in range(2)])
         for pair in range(3)
     ]
-    none, both = [0, 0], [32, 32]
+    none, both = [0, 0], [36, 36]
     assert [seen(memory, pairs[n]) for n in (0, 1, 0)] == [none, none, both]
     assert [seen(memory, pairs[n]) for n in (2, 0, 1)] == [none, both, none]
