@@ -9,19 +9,11 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_prefill_ext.layout.tokens import GroupSpan
+from sglang_prefill_ext.layout.tokens import starts_of
 from sglang_prefill_ext.scheduling.planner import JobShare, Share
-from sglang_prefill_ext.scheduling.split import Piece, PrefixKey, piece_of
-from sglang_prefill_ext.wire.arrays import (
-    NO_OVERRIDES,
-    bounds_of,
-    int_array,
-    places_of_ranges,
-)
+from sglang_prefill_ext.scheduling.split import Piece, PrefixKey, RowStarts, row_piece
+from sglang_prefill_ext.wire.arrays import bounds_of, places_of_ranges
 from sglang_prefill_ext.wire.packed import PackedRows
-from sglang_prefill_ext.wire.parts import take_rows
-
-_NO_ENDS = np.empty(0, dtype=np.int64)
 
 
 class RowGroups:
@@ -31,8 +23,8 @@ class RowGroups:
     is computed in a group of its own if it joins; rows with an equal prefix join together.
 
     Args:
-        rows: of the whole job; a divisible request.
-        piece: one that split rows from `first_row` on.
+        rows: of the whole job, without embeddings of their own and without reads in the prefix.
+        piece: the one with the rows from `first_row` on.
         seen: see `PrefixCache.rows_seen`, of all rows.
 
     Attributes:
@@ -42,15 +34,15 @@ class RowGroups:
     def __init__(
         self, rows: PackedRows, piece: Piece, first_row: int, seen: NDArray[np.int64]
     ) -> None:
-        self._rows, self._piece, self._first_row = rows, piece, first_row
+        self._piece, self._shared = piece, rows.prefix_len
         self._numbers: dict[PrefixKey, list[int]] = {}
         self.pieces: dict[PrefixKey, list[Piece]] = {}
-        starts = rows.prefix_len + bounds_of(rows.suffix_lens)
+        starts = RowStarts.of(rows)
         last_row = first_row + piece.span.num_rows
-        for number in first_row + np.flatnonzero(seen[first_row:last_row]):
-            own = _row_piece(rows, int(number), int(seen[number]), starts)
-            assert own.prefix_key is not None, "rows without embeddings of their own"
-            self._numbers.setdefault(own.prefix_key, []).append(int(number) - first_row)
+        for number in (first_row + np.flatnonzero(seen[first_row:last_row])).tolist():
+            own = row_piece(rows, starts, number, int(seen[number]))
+            assert own.prefix_key is not None, "its prefix is made of tokens, and not read"
+            self._numbers.setdefault(own.prefix_key, []).append(number - first_row)
             self.pieces.setdefault(own.prefix_key, []).append(own)
 
     def join(self, cached: Mapping[PrefixKey, int], spare: int, most_held: int) -> None:
@@ -64,7 +56,7 @@ class RowGroups:
             spare: tokens that the cache has of the piece's prefix, and that `piece` counts.
             most_held: tokens that the groups may hold in all.
         """
-        shared = self._rows.prefix_len
+        shared = self._shared
         joining: dict[PrefixKey, list[Piece]] = {}
         for key in sorted(self.pieces, key=lambda key: shared - cached[key]):
             pieces = self.pieces[key]
@@ -82,16 +74,21 @@ class RowGroups:
         Args:
             cached: tokens of its prefix that are not computed.
         """
-        span = self._piece.span
-        left = np.setdiff1d(np.arange(span.num_rows), self._joined)
-        if len(left):
-            rows = take_rows(self._rows, self._first_row + left)
-        elif span.fresh > cached:
-            rows = self._rows
-        else:
+        piece, span, left = self._piece, self._piece.span, self._left
+        if not left.any() and span.fresh <= cached:
             return None
-        rest = piece_of(rows, span.held, span.fresh, len(left))
-        return replace(rest, prefix_key=self._piece.prefix_key)
+        reads = span.row_reads()
+        part = replace(
+            span,
+            suffix_lens=span.suffix_lens[left],
+            read_lens=None if span.read_lens is None else span.read_lens[left],
+        )
+        return replace(
+            piece,
+            span=part,
+            suffix_ids=piece.suffix_ids[np.repeat(left, span.suffix_lens)],
+            reads=piece.reads[np.repeat(left, reads)],
+        )
 
     def share(self, shares: Sequence[Share]) -> JobShare:
         """What the forward has of the whole piece.
@@ -99,37 +96,29 @@ class RowGroups:
         Args:
             shares: of `rest`, unless that is None, then of the pieces in `pieces`, in order.
         """
-        lens, joined = self._piece.reads.value_lens, self._joined
+        lens, joined = self._num_values, self._joined
         starts = np.zeros(len(lens), dtype=np.int64)
         first, *_ = firsts = [share.values.start for share in shares]
         starts[joined] = firsts[len(firsts) - len(joined) :]
         if len(firsts) > len(joined):
-            left = np.setdiff1d(np.arange(len(lens)), joined)
-            starts[left] = first + bounds_of(lens[left])[:-1]
+            starts[self._left] = first + starts_of(lens[self._left])
         tokens = sum(share.num_tokens for share in shares)
         return JobShare(places_of_ranges(starts, lens), tokens)
+
+    @property
+    def _num_values(self) -> NDArray[np.int64]:
+        """int64 ``[rows]``: numbers of values of each row of the piece."""
+        values, reads = self._piece.reads.value_lens, self._piece.span.row_reads()
+        return np.diff(bounds_of(values)[bounds_of(reads)])
+
+    @property
+    def _left(self) -> NDArray[np.bool_]:
+        """bool ``[rows]``: the rows of the piece that do not join."""
+        left = np.ones(self._piece.span.num_rows, dtype=bool)
+        left[self._joined] = False
+        return left
 
     @property
     def _joined(self) -> list[int]:
         """Numbers, within the piece, of the rows that join, in the order of `pieces`."""
         return [*chain.from_iterable(self._numbers[key] for key in self.pieces)]
-
-
-def _row_piece(rows: PackedRows, number: int, prefix_len: int, starts: NDArray[np.int64]) -> Piece:
-    """One row as a piece of its own, with so many first tokens of its prompt as the prefix.
-
-    Args:
-        starts: where each row begins in `rows.tokens`, then where the last one ends.
-    """
-    own = rows.tokens[starts[number] : starts[number + 1]]
-    prompt = np.concatenate([rows.tokens[: rows.prefix_len], own])
-    prefix_ids = prompt[:prefix_len]
-    return Piece(
-        span=GroupSpan(0, prefix_len, int_array([len(prompt) - prefix_len])),
-        prefix_ids=prefix_ids,
-        suffix_ids=prompt[prefix_len:],
-        overrides=NO_OVERRIDES,
-        adapter=rows.adapter,
-        reads=rows.read.part(number, number + 1, slice(0), _NO_ENDS),
-        prefix_key=(rows.adapter, prefix_ids.tobytes()),
-    )

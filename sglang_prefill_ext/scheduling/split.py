@@ -12,7 +12,13 @@ from numpy.typing import NDArray
 from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.layout.tokens import GroupSpan
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
-from sglang_prefill_ext.wire.arrays import Int32Array, OverrideArray, bounds_of
+from sglang_prefill_ext.wire.arrays import (
+    NO_OVERRIDES,
+    Int32Array,
+    OverrideArray,
+    bounds_of,
+    int_array,
+)
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.reads import Reads
 
@@ -71,7 +77,7 @@ class Piece:
         return replace(self, span=span, prefix_ids=self.prefix_ids[cached:])
 
 
-class _Starts(NamedTuple):
+class RowStarts(NamedTuple):
     """Numbers of the first token and first read of each row, and at the end those of all.
 
     int64 ``[rows + 1]`` each.
@@ -81,7 +87,7 @@ class _Starts(NamedTuple):
     reads: NDArray[np.int64]
 
     @classmethod
-    def of(cls, rows: PackedRows) -> _Starts:
+    def of(cls, rows: PackedRows) -> RowStarts:
         return cls(rows.prefix_len + bounds_of(rows.suffix_lens), rows.read_starts())
 
 
@@ -112,7 +118,7 @@ def split_request(rows: PackedRows, budget: ForwardBudget, cached: int = 0) -> l
     Raises:
         PackingError: a row fits no forward; the caller has to ask `unfit_row` first.
     """
-    starts = _Starts.of(rows)
+    starts = RowStarts.of(rows)
     if budget.fits(len(rows.tokens) - cached, rows.num_reads):
         cuts = [(cached, rows.prefix_len - cached, 0, rows.num_rows)]
     else:
@@ -135,7 +141,7 @@ def _is_shareable(rows: PackedRows) -> bool:
 
 
 def _balanced_cuts(
-    rows: PackedRows, starts: _Starts, budget: ForwardBudget, cached: int
+    rows: PackedRows, starts: RowStarts, budget: ForwardBudget, cached: int
 ) -> list[_Cut]:
     unfit = unfit_row(rows, budget)
     if unfit is not None:
@@ -153,7 +159,7 @@ def _balanced_cuts(
 
 
 def _greedy_cuts(
-    rows: PackedRows, starts: _Starts, max_tokens: int, budget: ForwardBudget, cached: int
+    rows: PackedRows, starts: RowStarts, max_tokens: int, budget: ForwardBudget, cached: int
 ) -> list[_Cut]:
     """Fill piece after piece up to `max_tokens` and the budget's memory."""
     cuts: list[_Cut] = []
@@ -178,12 +184,31 @@ def _greedy_cuts(
     return cuts
 
 
-def piece_of(rows: PackedRows, held: int, fresh: int, num_rows: int) -> Piece:
-    """The piece of a part of the prefix and of the first rows; what `Piece.span` says of both."""
-    return _piece(rows, _Starts.of(rows), (held, fresh, 0, num_rows))
+def row_piece(rows: PackedRows, starts: RowStarts, number: int, prefix_len: int) -> Piece:
+    """One row as a piece of its own, whose prefix is the beginning of its prompt.
+
+    Args:
+        prefix_len: tokens of that prefix, more than `rows.prefix_len`; none of them is read or has
+            an embedding of its own.
+    """
+    first, last = (int(starts.tokens[each]) for each in (number, number + 1))
+    prompt = np.concatenate([rows.tokens[: rows.prefix_len], rows.tokens[first:last]])
+    first_read, last_read = (int(starts.reads[each]) for each in (number, number + 1))
+    ends = np.array([last_read - first_read - 1])
+    read_lens = rows.read_lens[number : number + 1] if len(rows.read_lens) else None
+    prefix_ids, lens = prompt[:prefix_len], int_array([len(prompt) - prefix_len])
+    return Piece(
+        span=GroupSpan(0, prefix_len, lens, read_lens=read_lens),
+        prefix_ids=prefix_ids,
+        suffix_ids=prompt[prefix_len:],
+        overrides=NO_OVERRIDES,
+        adapter=rows.adapter,
+        reads=rows.read.part(first_read, last_read, slice(number, number + 1), ends),
+        prefix_key=(rows.adapter, prefix_ids.tobytes()),
+    )
 
 
-def _piece(rows: PackedRows, starts: _Starts, cut: _Cut) -> Piece:
+def _piece(rows: PackedRows, starts: RowStarts, cut: _Cut) -> Piece:
     held, fresh, first, last = cut
     prefix_ids = rows.tokens[held : held + fresh]
     # The read tokens of a prefix are its last ones, and so they are the last ones of a part of it.

@@ -13,7 +13,6 @@ from sglang_prefill_ext.config import PrefillOnlyConfig, PrefixCaching
 from sglang_prefill_ext.wire.arrays import FlatRows, Int32Array, bounds_of
 from sglang_prefill_ext.wire.flat import shared_len, unpacked
 from sglang_prefill_ext.wire.packed import PackedRows
-from sglang_prefill_ext.wire.parts import is_divisible
 
 BLOCK_TOKENS = 16
 """Prefixes are compared in blocks of this many tokens; only the last block may be shorter."""
@@ -124,17 +123,19 @@ class RowMemory:
             least: rows are recognised by no fewer tokens behind the shared prefix.
 
         Returns:
-            int64 ``[rows]``, more than `prefix_len` or 0 for each row; None if that is 0 for all,
-            or if the rows cannot be told apart by their ids or be computed one by one.
+            int64 ``[rows]``, more than `prefix_len` or 0 for each row, and not as much as is read;
+            None if that is 0 for all, or if the rows cannot be told apart by their ids, or if the
+            shared prefix is read.
         """
         prefix_len, least = rows.prefix_len, max(least, LEAST_ROW_TOKENS)
-        if not is_divisible(rows) or len(rows.overrides):
+        if rows.num_rows < 2 or rows.prefix_reads or len(rows.overrides):
             return None
         if int(rows.suffix_lens.max()) <= least:
             return None
         _, suffixes = unpacked(rows)
         alike = shared_len(FlatRows(suffixes.values[::-1], suffixes.counts[::-1]))
-        lens = prefix_len + suffixes.counts.astype(np.int64) - max(alike, 1)
+        ends = np.maximum(alike, rows.read_lens if len(rows.read_lens) else 1)
+        lens = prefix_len + suffixes.counts.astype(np.int64) - ends
         lens -= lens % ROW_BLOCK_TOKENS
         lens[lens < prefix_len + least] = 0
         recognised = np.flatnonzero(lens)

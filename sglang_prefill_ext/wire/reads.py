@@ -111,8 +111,10 @@ class Reads:
         return len(self.lens)
 
     def __getitem__(self, chosen: NDArray[np.bool_]) -> Reads:
-        """Some reads of labels."""
-        ids, sampling = self.label_ids[np.repeat(chosen, self.lens)], self.sampling
+        """Some reads."""
+        ids, sampling = self.label_ids, self.sampling
+        if len(ids):
+            ids = ids[np.repeat(chosen, self.lens)]
         if sampling is not None:
             sampling = sampling[chosen[self.kinds % _DRAWS > 0]]
         return Reads(ids, self.lens[chosen], self.kinds[chosen], sampling)

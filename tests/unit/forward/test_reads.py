@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -139,6 +140,26 @@ def test_values_are_those_of_every_prompt_on_its_own(
     assert max(model.logit_rows) <= readout_reads
     asked = len(request.labels) if request.num_best else sum(map(bool, request.labels))
     assert sum(model.logit_rows) == asked
+
+
+@settings(deadline=None)
+@given(read_requests(), st.integers(9, 60), st.data())
+def test_rows_in_groups_of_their_own_are_read_as_before(
+    request: ReadRequest, budget: int, data: st.DataObject
+) -> None:
+    labels = request.labels[request.prefix_reads :]
+    assume(request.num_best or any(labels))
+    request = replace(request, prefix_reads=0, labels=labels)
+    prefix = len(request.plain.prefix)
+    seen = [
+        data.draw(st.sampled_from([0, *range(prefix + 1, len(prompt) - reads + 1)]))
+        for prompt, reads in zip(request.plain.prompts, request.row_reads, strict=True)
+    ]
+    cache, executor = MemoryCache(), PackedExecutor(TinyModel(), readout_bytes=VOCAB * 4)
+    for _ in range(3):
+        job = job_of_rows(request.pack(), ForwardBudget(budget), rows_seen=np.array(seen))
+        values = run_alone(executor, job, cache, most_held=cache.capacity)
+        assert values == pytest.approx(request.expected(), abs=3e-5)
 
 
 @settings(deadline=None)

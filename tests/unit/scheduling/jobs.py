@@ -49,12 +49,13 @@ def job_of_rows(rows: PackedRows, budget: ForwardBudget, cached: int = 0, **opti
     )
 
 
-def run_alone(executor: Any, job: Job, cache: PrefixCache) -> list[float]:
-    """Compute a job, one forward after the other; its values in the order of its pieces."""
+def run_alone(executor: Any, job: Job, cache: PrefixCache, *, most_held: int = 0) -> list[float]:
+    """Compute a job, one forward after the other; its values in the order of its rows."""
     values: list[float] = []
     while not job.launched:
-        prefixed = PrefixedForward([job], cache)
-        values += executor.launch(prefixed.plan).wait().tolist()
+        prefixed = PrefixedForward([job], cache, most_held=most_held)
+        (share,) = prefixed.shares
+        values += executor.launch(prefixed.plan).wait()[share.values].tolist()
         prefixed.commit()
         job.next_piece += 1
     if job.held is not None:

@@ -177,6 +177,13 @@ def test_what_was_seen_ends_inside_the_row_and_is_worth_a_block(
         assert length % ROW_BLOCK_TOKENS == 0
 
 
+def test_what_is_read_of_a_row_has_to_be_computed() -> None:
+    memory, rows = RowMemory(CAPACITY), [tokens(40), tokens(60, first=1000)]
+    read = dataclasses.replace(rows_of(tokens(0), *rows), read_lens=int_array([7, 20]))
+    assert memory.tokens_seen(read, 0) is None
+    assert seen(memory, read) == [32, 40]
+
+
 @pytest.mark.parametrize(("least", "expected"), [(0, [100, 120]), (36, [100, 120]), (37, [0, 120])])
 def test_short_rows_are_not_recognised(least: int, expected: list[int]) -> None:
     memory, prefix, rows = RowMemory(CAPACITY), tokens(64), [tokens(40), tokens(60, first=1000)]
@@ -198,14 +205,14 @@ def test_rows_of_another_adapter_or_with_another_prefix_did_not_come_before() ->
     assert seen(memory, rows_of(prefix, *rows, adapter="a")) == [100, 100]
 
 
-def test_rows_that_cannot_be_computed_one_by_one_are_not_remembered() -> None:
+def test_rows_that_cannot_have_prefixes_of_their_own_are_not_remembered() -> None:
     memory, rows = RowMemory(CAPACITY), [tokens(40, first=n) for n in (1000, 2000)]
     alone, short = rows_of(tokens(0), rows[0]), rows_of(tokens(64), *[row[:16] for row in rows])
-    longer_read = dataclasses.replace(rows_of(tokens(0), *rows), read_lens=int_array([1, 2]))
+    read_prefix = dataclasses.replace(rows_of(tokens(64), *rows), prefix_reads=2)
     overridden = rows_of(tokens(0), *rows)
     overridden.tokens[3] = -1
     overridden = dataclasses.replace(overridden, overrides=np.ones((1, 4), dtype=np.float32))
-    for packed in (alone, short, longer_read, overridden):
+    for packed in (alone, short, read_prefix, overridden):
         assert [memory.tokens_seen(packed, 0) for _ in range(3)] == [None] * 3
 
 
