@@ -26,7 +26,7 @@ from bench.options import (
     ServerFlags,
     Shapes,
 )
-from bench.score.plan import Case, Plan, make_cases
+from bench.score.plan import MANY_REQUESTS, POOL_REQUESTS, Case, Plan, make_cases
 from bench.score.plot import save_plot
 from bench.score.report import closed_table, compare_paths
 from bench.score.session import ModelRun, Servers
@@ -82,7 +82,8 @@ def main(
 
         scores, tokens = run_of(clients or CLIENTS), run_of(token_clients or TOKEN_CLIENTS)
         tokens.gate.compare = partial(compare_numbers, KINDS[token])
-        cases = make_cases(directory, map(Shape.parse, shapes or SHAPES), many=radix_cache)
+        count = MANY_REQUESTS if radix_cache else POOL_REQUESTS
+        cases = make_cases(directory, map(Shape.parse, shapes or SHAPES), count=count)
         with scores.started() as servers:
             for run, own in ((scores, cases), (tokens, [case_of(KINDS[token], vocabulary)])):
                 run.measure(servers, own)

@@ -29,8 +29,9 @@ QUIET_ARGS = ("--sleep-on-idle", "--log-level-http", "warning")
 would take the cores from what is measured."""
 
 _ENDPOINT = "/v1/score"
-_POOL_REQUESTS = 64
-_MANY_REQUESTS = 256
+POOL_REQUESTS, FEW_REQUESTS, MANY_REQUESTS = 64, 8, 256
+"""Different requests of a shape: usually, so that they return soon, and so that hardly any does."""
+
 GATE_REQUESTS = 4
 
 T = TypeVar("T")
@@ -126,15 +127,14 @@ class Case:
 
 
 def make_cases(
-    model: Path, shapes: Iterable[Shape], *, text: bool = False, many: bool = False
+    model: Path, shapes: Iterable[Shape], *, text: bool = False, count: int = POOL_REQUESTS
 ) -> list[Case]:
     """Prepare the requests of every shape for the model in a directory.
 
     Args:
         text: send text instead of token ids.
-        many: more requests, so that fewer repeat.
+        count: how many different ones.
     """
-    count = _MANY_REQUESTS if many else _POOL_REQUESTS
     sizes = ModelShape.from_directory(model)
     decode = Tokenizer.from_file(str(model / "tokenizer.json")).decode if text else None
     cases = []
