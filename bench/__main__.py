@@ -71,7 +71,7 @@ def main(
         bool,
         typer.Option(
             "--repeated",
-            help="Leave the prefix cache on in both servers, and send few requests again and again.",
+            help="Leave the prefix cache on in both servers, and send few requests over and over.",
         ),
     ] = False,
     side_by_side: Annotated[
