@@ -19,8 +19,7 @@ from sglang_prefill_ext.forward.pace import (
     run,
     sample_plan,
 )
-from sglang_prefill_ext.scheduling.planner import ForwardPlan
-from sglang_prefill_ext.scheduling.prefixed_forward import Executor
+from sglang_prefill_ext.scheduling.planner import Executor, ForwardPlan
 
 logger = logging.getLogger(__name__)
 

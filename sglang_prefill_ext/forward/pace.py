@@ -13,8 +13,7 @@ import numpy as np
 from sglang_prefill_ext.forward.executor import PackedExecutor
 from sglang_prefill_ext.forward.model import Model
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
-from sglang_prefill_ext.scheduling.planner import ForwardPlan, plan_forward
-from sglang_prefill_ext.scheduling.prefixed_forward import Executor
+from sglang_prefill_ext.scheduling.planner import Executor, ForwardPlan, plan_forward
 from sglang_prefill_ext.scheduling.split import split_request
 from sglang_prefill_ext.wire.arrays import int_array
 from sglang_prefill_ext.wire.packed import PackedRows

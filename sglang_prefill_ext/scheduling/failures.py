@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 
 from sglang_prefill_ext.scheduling.job import Job
-from sglang_prefill_ext.scheduling.prefixed_forward import LaunchedJob
+from sglang_prefill_ext.scheduling.launches import LaunchedJob
 from sglang_prefill_ext.scheduling.stats import RuntimeStats
 from sglang_prefill_ext.wire.arrays import Float32Array
 from sglang_prefill_ext.wire.status import Status

@@ -9,17 +9,11 @@ import numpy as np
 
 from sglang_prefill_ext.scheduling.failures import AfterFailure, End, Failures, jobs_with_nan
 from sglang_prefill_ext.scheduling.job import Job
-from sglang_prefill_ext.scheduling.launch_time import LaunchTime
-from sglang_prefill_ext.scheduling.planner import JobShare
+from sglang_prefill_ext.scheduling.launches import LaunchedForward, LaunchedJob, LaunchTime
+from sglang_prefill_ext.scheduling.planner import Executor, JobShare
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy, choose_jobs
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache
-from sglang_prefill_ext.scheduling.prefixed_forward import (
-    Executor,
-    LaunchedForward,
-    LaunchedJob,
-    NoRoomError,
-    PrefixedForward,
-)
+from sglang_prefill_ext.scheduling.prefixed_forward import NoRoomError, PrefixedForward
 from sglang_prefill_ext.scheduling.split import cacheable_prefix
 from sglang_prefill_ext.scheduling.stats import RuntimeStats
 from sglang_prefill_ext.wire.arrays import Float32Array

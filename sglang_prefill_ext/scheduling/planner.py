@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sglang_prefill_ext.layout.tokens import ForwardLayout, GroupSpan
 from sglang_prefill_ext.scheduling.split import Piece
-from sglang_prefill_ext.wire.arrays import NO_OVERRIDES, Int32Array, OverrideArray, bounds_of
+from sglang_prefill_ext.wire.arrays import (
+    NO_OVERRIDES,
+    Float32Array,
+    Int32Array,
+    OverrideArray,
+    bounds_of,
+)
 from sglang_prefill_ext.wire.reads import Reads
 
 
@@ -75,6 +81,31 @@ class ForwardPlan:
     @property
     def num_rows(self) -> int:
         return self.layout.num_rows
+
+
+class Completion(Protocol):
+    """A launched forward. On a GPU it runs on after `Executor.launch` has returned."""
+
+    def done(self) -> bool:
+        """Whether `wait` would not block."""
+
+    def wait(self) -> Float32Array:
+        """Block until the forward is done; return the values of its reads, float32, in order."""
+
+
+class Executor(Protocol):
+    """Launches forwards in the order of the calls."""
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether `launch` returns before the forward is done; the same on every rank."""
+
+    @property
+    def causal(self) -> bool:
+        """Whether prompts can share a prefix, because no token sees the tokens after it."""
+
+    def launch(self, plan: ForwardPlan) -> Completion:
+        """Launch a forward."""
 
 
 def plan_forward(pieces: Sequence[Piece]) -> ForwardPlan:

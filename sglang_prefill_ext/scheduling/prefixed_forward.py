@@ -1,18 +1,16 @@
-"""One forward: the plan of its jobs' pieces, their prefix transactions, and its executor."""
+"""One forward: the plan of its jobs' pieces, and their prefix transactions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol, Self, TypeAlias
+from typing import Self, TypeAlias
 
 from sglang_prefill_ext.scheduling.graph_room import ForwardSize, GraphCost
 from sglang_prefill_ext.scheduling.job import Job
-from sglang_prefill_ext.scheduling.planner import ForwardPlan, JobShare, Share, plan_forward
+from sglang_prefill_ext.scheduling.planner import JobShare, Share, plan_forward
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache, PrefixTransaction
 from sglang_prefill_ext.scheduling.row_groups import RowGroups
 from sglang_prefill_ext.scheduling.split import Piece, PrefixKey, cacheable_prefix
-from sglang_prefill_ext.wire.arrays import Float32Array
 
 _Key: TypeAlias = PrefixKey | Job
 _Part: TypeAlias = tuple[Piece, PrefixTransaction | None]
@@ -235,66 +233,3 @@ class PrefixedForward:
 
 def _stores(transaction: PrefixTransaction | None) -> bool:
     return transaction is not None and len(transaction.slots) > transaction.cached
-
-
-class Completion(Protocol):
-    """A launched forward. On a GPU it runs on after `Executor.launch` has returned."""
-
-    def done(self) -> bool:
-        """Whether `wait` would not block."""
-
-    def wait(self) -> Float32Array:
-        """Block until the forward is done; return the values of its reads, float32, in order."""
-
-
-class Executor(Protocol):
-    """Launches forwards in the order of the calls."""
-
-    @property
-    def asynchronous(self) -> bool:
-        """Whether `launch` returns before the forward is done; the same on every rank."""
-
-    @property
-    def causal(self) -> bool:
-        """Whether prompts can share a prefix, because no token sees the tokens after it."""
-
-    def launch(self, plan: ForwardPlan) -> Completion:
-        """Launch a forward."""
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchedJob:
-    """A job's part in a launched forward."""
-
-    job: Job
-    attempt: int
-    share: JobShare
-
-    @property
-    def waits(self) -> bool:
-        """Whether the job still waits for this forward: it has not ended or started over."""
-        return not self.job.ended and self.job.attempt == self.attempt
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchedForward:
-    """A launched forward that is not collected yet.
-
-    Attributes:
-        launch_s: monotonic time.
-        cost: see `SchedulingPolicy.cost`.
-    """
-
-    launched_jobs: list[LaunchedJob]
-    completion: Completion
-    launch_s: float
-    prefixed: PrefixedForward
-    cost: int
-
-    @property
-    def num_tokens(self) -> int:
-        return self.prefixed.plan.num_tokens
-
-    @property
-    def jobs(self) -> list[Job]:
-        return [each.job for each in self.launched_jobs]

@@ -18,9 +18,9 @@ from sglang_prefill_ext.scheduling.budget import UNLIMITED, load_of, refusal, re
 from sglang_prefill_ext.scheduling.failures import AfterFailure
 from sglang_prefill_ext.scheduling.forwards import Forwards
 from sglang_prefill_ext.scheduling.job import Job
+from sglang_prefill_ext.scheduling.planner import Executor
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy, in_turn
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache
-from sglang_prefill_ext.scheduling.prefixed_forward import Executor
 from sglang_prefill_ext.scheduling.split import unfit_row
 from sglang_prefill_ext.scheduling.stats import RuntimeStats
 from sglang_prefill_ext.wire.arrays import int_array
@@ -227,7 +227,7 @@ class PackedRuntime:
             return Status.REJECTED, why
         if job.rows.num_rows > 1:
             job.distinct, job.value_places = distinct_rows(job.rows)
-            if self._cache is not None:
+            if self._cache is not None and self._shares_prefixes:
                 job.rows_seen = self._cache.rows_seen(job.distinct, self.policy.least_row_tokens)
                 job.keep_prefix = job.keep_prefix or job.rows_seen is not None
         job.cut(budget, self._forwards.cached_tokens(job))

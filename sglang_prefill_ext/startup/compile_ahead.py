@@ -19,8 +19,9 @@ from sglang_prefill_ext.layout.recurrence_parts import CHUNK
 from sglang_prefill_ext.layout.recurrence_plan import Recurrence, carries_states
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.job import Job
+from sglang_prefill_ext.scheduling.planner import Executor
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache
-from sglang_prefill_ext.scheduling.prefixed_forward import Executor, PrefixedForward
+from sglang_prefill_ext.scheduling.prefixed_forward import PrefixedForward
 from sglang_prefill_ext.scheduling.split import split_request
 from sglang_prefill_ext.wire.arrays import int_array
 from sglang_prefill_ext.wire.packed import PackedRows

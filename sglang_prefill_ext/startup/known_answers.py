@@ -15,9 +15,9 @@ from sglang_prefill_ext.config import Order
 from sglang_prefill_ext.errors import PackedForwardError
 from sglang_prefill_ext.scheduling.budget import UNLIMITED, ForwardBudget, QueueLoad
 from sglang_prefill_ext.scheduling.failures import AfterFailure
+from sglang_prefill_ext.scheduling.planner import Executor
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache
-from sglang_prefill_ext.scheduling.prefixed_forward import Executor
 from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
 from sglang_prefill_ext.wire.arrays import Float32Array, Int32Array, int_array
 from sglang_prefill_ext.wire.flat import unpacked

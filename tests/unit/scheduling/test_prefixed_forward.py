@@ -10,8 +10,9 @@ from sglang_prefill_ext.scheduling import prefixed_forward
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.graph_room import GraphCost
 from sglang_prefill_ext.scheduling.job import Job
-from sglang_prefill_ext.scheduling.planner import Share
-from sglang_prefill_ext.scheduling.prefixed_forward import LaunchedJob, NoRoomError, PrefixedForward
+from sglang_prefill_ext.scheduling.launches import LaunchedJob
+from sglang_prefill_ext.scheduling.planner import JobShare
+from sglang_prefill_ext.scheduling.prefixed_forward import NoRoomError, PrefixedForward
 from tests.unit.scheduling.caches import MemoryCache
 from tests.unit.scheduling.jobs import job_of, job_of_rows, request
 
@@ -124,6 +125,54 @@ def test_rows_without_a_prefix_leave_the_cache_alone() -> None:
     assert prefixed.plan.held == prefixed.plan.stores == [None]
     assert prefixed.num_cached == 0
     assert cache.begun == []
+
+
+ROWS = request([1], *[[row] * 20 for row in (5, 6, 7)])
+CACHED_ROWS = [[1, *[row] * 19] for row in (5, 6, 7)]
+
+
+def job_with_rows() -> Job:
+    """A job whose rows came before, each up to its last token."""
+    return job_of(ROWS, rows_seen=np.array([20] * 3))
+
+
+@pytest.mark.parametrize(
+    ("graphs", "held"),
+    [
+        (GraphCost(), [20, 20, 20]),
+        (GraphCost(tokens=64, most_held=64), [20, 20, 20]),
+        (GraphCost(tokens=64, most_held=41), [1, 20, 20]),
+        (GraphCost(tokens=64, most_held=19), [1]),
+    ],
+    ids=["eager", "room", "some_room", "no_room"],
+)
+def test_rows_have_groups_of_their_own_as_far_as_graphs_can_read_them(
+    graphs: GraphCost, held: list[int]
+) -> None:
+    cache = warm(*CACHED_ROWS)
+    prefixed = PrefixedForward.cheapest([job_with_rows()], cache, graphs, LAUNCH_TOKENS)
+    assert sorted(group.held for group in prefixed.plan.layout.groups) == held
+    assert prefixed.num_cached == 1 + 19 * held.count(20)
+    prefixed.commit()
+    cache.check_idle()
+
+
+def test_jobs_of_a_forward_share_rows() -> None:
+    jobs = [job_with_rows(), job_with_rows()]
+    prefixed = PrefixedForward(jobs, warm(*CACHED_ROWS[:2], [1]), most_held=200)
+    computed = [(group.held, group.fresh) for group in prefixed.plan.layout.groups]
+    assert sorted(computed) == [(1, 19), (20, 0), (20, 0)]
+    assert [share.num_tokens for share in prefixed.shares] == [3 + 19, 3]
+    places = [share.values.tolist() for share in prefixed.shares]  # type: ignore[union-attr]
+    assert sorted(place for each in places for place in each) == [*range(6)]
+
+
+def test_where_a_row_cannot_begin_the_prefix_is_rolled_back() -> None:
+    cache = warm(*CACHED_ROWS)
+    cache._failing_begins = frozenset([cache._begins + 3])
+    with pytest.raises(MemoryError):
+        PrefixedForward([job_with_rows()], cache, most_held=100)
+    assert cache.outcomes == ["rollback", "rollback"]
 
 
 GRAPHS = GraphCost(tokens=64, eager_tokens=500)
@@ -262,7 +311,7 @@ def test_without_a_cache_the_plan_is_the_whole_forward() -> None:
 def test_a_job_leaves_a_flight_by_ending_or_by_starting_over() -> None:
     first, second = (job_of(request()) for _ in range(2))
     launched_jobs = [
-        LaunchedJob(job, job.attempt, Share(0, slice(0, 1), 1)) for job in (first, second)
+        LaunchedJob(job, job.attempt, JobShare(slice(0, 1), 1)) for job in (first, second)
     ]
     assert all(each.waits for each in launched_jobs)
     first.ended = True

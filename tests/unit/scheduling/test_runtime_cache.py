@@ -273,6 +273,15 @@ def test_rows_of_several_forwards_are_found_too() -> None:
     assert computed == [1 + 33, 33, 33] + [33] * 3 + [2] * 3
 
 
+def test_rows_that_see_all_of_themselves_are_never_found() -> None:
+    setup = Setup(FailingExecutor(causal=False), policy=replace(ALONE, budget=ForwardBudget(200)))
+    for number in range(3):
+        setup.runtime.submit(f"job-{number}", request([7], *ROWS).pack(), None)
+        setup.finish()
+    assert [plan.num_tokens for plan in setup.executor.plans] == [3 * (1 + 33)] * 3
+    assert not setup.cache.begun
+
+
 def test_evicted_rows_are_computed_again() -> None:
     setup = Setup(FailingExecutor(), policy=replace(ALONE, budget=ForwardBudget(150)))
     for number in range(4):

@@ -1,4 +1,4 @@
-"""Predicts when the device needs its next forward; until then requests gather for it. No clock.
+"""Launched forwards, and when the device needs the next one; until then requests gather for it.
 
 A forward that is launched at once behind another one only waits there. One that is launched when
 that other one is done leaves the device idle while the host prepares it. In between lies the best
@@ -6,6 +6,12 @@ time: when the device will be done just as the host is.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sglang_prefill_ext.scheduling.job import Job
+from sglang_prefill_ext.scheduling.planner import Completion, JobShare
+from sglang_prefill_ext.scheduling.prefixed_forward import PrefixedForward
 
 _HOST_MEMORY = 8
 """A launch counts one part in so many in the mean time that the host takes."""
@@ -20,7 +26,7 @@ fewer requests gather."""
 
 
 class LaunchTime:
-    """Measures launches and forwards.
+    """Measures launches and forwards, without a clock.
 
     Costs are in token equivalents, see `SchedulingPolicy.cost`. Times are seconds of a clock that
     does not go back.
@@ -59,3 +65,41 @@ class LaunchTime:
             return False
         end_s = max(launch_s, self._free_s) + cost * self._recent_s / self._recent_cost
         return end_s - now_s > _MARGIN * self._host_s
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedJob:
+    """A job's part in a launched forward."""
+
+    job: Job
+    attempt: int
+    share: JobShare
+
+    @property
+    def waits(self) -> bool:
+        """Whether the job still waits for this forward: it has not ended or started over."""
+        return not self.job.ended and self.job.attempt == self.attempt
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedForward:
+    """A launched forward that is not collected yet.
+
+    Attributes:
+        launch_s: monotonic time.
+        cost: see `SchedulingPolicy.cost`.
+    """
+
+    launched_jobs: list[LaunchedJob]
+    completion: Completion
+    launch_s: float
+    prefixed: PrefixedForward
+    cost: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.prefixed.plan.num_tokens
+
+    @property
+    def jobs(self) -> list[Job]:
+        return [each.job for each in self.launched_jobs]

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_prefill_ext.scheduling.launch_time import LaunchTime
+from sglang_prefill_ext.scheduling.launches import LaunchTime
 
 
 class Measured:
