@@ -13,6 +13,7 @@ from tests.integration.support.own_server import serving
 from tests.integration.support.parity import (
     assert_a_divided_request_agrees,
     assert_paths_agree,
+    assert_returning_rows_agree,
 )
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
@@ -54,6 +55,10 @@ def test_latents_that_a_packed_request_has_left_continue_a_generation(
     answer = latent_client.post("/generate", generate_body(ids, 4)).json()
     assert answer["meta_info"]["cached_tokens"] == PREFIX - 1  # SGLang computes the last one
     assert answer["output_ids"] == alone
+
+
+def test_latents_of_rows_that_return_are_read(latent_client: Client) -> None:
+    assert_returning_rows_agree(latent_client)
 
 
 def test_a_divided_request_reads_its_own_latents(latent_client: Client) -> None:

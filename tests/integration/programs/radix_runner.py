@@ -239,7 +239,8 @@ class WatchedCache:
 
     def begin_row(self, beginning: Int32Array, adapter: str = "") -> Watched:
         inner = self._memory.cache.begin_row(beginning, adapter)
-        self._seen["row_found"] += inner.cached == len(beginning)
+        in_pages = len(beginning) // self._memory.page_size * self._memory.page_size
+        self._seen["row_found"] += 0 < inner.cached == in_pages
         return Watched(self._memory, beginning, self._seen, inner)
 
     def rows_seen(self, rows: PackedRows, least: int) -> NDArray[np.int64] | None:
@@ -376,7 +377,7 @@ class Episodes:
 
     def run(self) -> dict[str, int]:
         calls = [self.submit] * 4 + [self.submit_items] * 3 + [self.runtime.step] * 5
-        calls += [self.abort, self.begin_stock, self.begin_stock, self.end_stock, self.evict]
+        calls += [self.abort, self.begin_stock] * 2 + [self.end_stock, self.evict]
         for _ in range(EPISODES):
             self.executor.failure_rate = self.random.choice([0.0, 0.0, 0.1, 0.4])
             for _ in range(self.random.randint(2, 16)):

@@ -42,6 +42,23 @@ def assert_a_divided_request_agrees(client: Client) -> None:
     client.assert_memory_returns_to(before)
 
 
+def assert_returning_rows_agree(client: Client) -> None:
+    """Assert that items in front of other queries are found from their third call on.
+
+    A launch must not take as long as 640 tokens, lest the items be too short for that.
+    """
+    client.flush()
+    before, rng = client.memory(), random.Random(33)
+    items = [random_ids(rng, 40) for _ in range(4)]
+    bodies = [score_body(each, 5, [], items=items, item_first=True) for each in range(34, 38)]
+    with client.counting() as moved:
+        answers = [client.score(body) for body in bodies]
+    assert moved["scheduler.tokens_computed"] == 4 * (45 + 45 + 5 + 5)
+    client.assert_memory_returns_to(before)
+    client.flush()
+    assert_same_answers(answers, [client.score(body, stock=True) for body in bodies])
+
+
 def assert_same(found: Any, wanted: Any, where: str = "") -> None:
     """Assert that values are equal, apart from what differs from call to call, and numbers within
     the tolerance."""
