@@ -17,6 +17,7 @@ from tests.integration.support.own_server import TWO_RANKS, serving
 from tests.integration.support.parity import (
     TOLERANCE,
     assert_paths_agree,
+    assert_returning_rows_agree,
     assert_same_answer,
     assert_tokens_agree,
     both,
@@ -114,6 +115,11 @@ def test_a_request_over_the_budget(client: Client) -> None:
     assert moved["scheduler.forwards"] >= 5
     computed = moved["scheduler.tokens_computed"] + moved["scheduler.tokens_cached"]
     assert computed == 2 * MAX_FORWARD_TOKENS + 10 + 30 * 20
+
+
+def test_both_ranks_find_rows_that_return(client: Client) -> None:
+    assert client.scheduler()["launch_tokens"] < 16 * 240
+    assert_returning_rows_agree(client, item=240)
 
 
 def test_concurrent_requests(client: Client) -> None:

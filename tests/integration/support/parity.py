@@ -42,18 +42,19 @@ def assert_a_divided_request_agrees(client: Client) -> None:
     client.assert_memory_returns_to(before)
 
 
-def assert_returning_rows_agree(client: Client) -> None:
+def assert_returning_rows_agree(client: Client, item: int) -> None:
     """Assert that items in front of other queries are found from their third call on.
 
-    A launch must not take as long as 640 tokens, lest the items be too short for that.
+    Args:
+        item: tokens of each one, a multiple of 4; more than a sixteenth of what a launch costs.
     """
     client.flush()
     before, rng = client.memory(), random.Random(33)
-    items = [random_ids(rng, 40) for _ in range(4)]
+    items = [random_ids(rng, item) for _ in range(4)]
     bodies = [score_body(each, 5, [], items=items, item_first=True) for each in range(34, 38)]
     with client.counting() as moved:
         answers = [client.score(body) for body in bodies]
-    assert moved["scheduler.tokens_computed"] == 4 * (45 + 45 + 5 + 5)
+    assert moved["scheduler.tokens_computed"] == 4 * (2 * (item + 5) + 2 * 5)
     client.assert_memory_returns_to(before)
     client.flush()
     assert_same_answers(answers, [client.score(body, stock=True) for body in bodies])
