@@ -32,7 +32,8 @@ class Job:
         mark: tokens that packed forwards had computed in all when the job came.
         priority: higher is served first, if the order regards it.
         deadline_ms: Unix time in ms, stamped by the front end; None for no deadline.
-        keep_prefix: the client says that the prefix will come again.
+        keep_prefix: the prefix is to be cached: the client says that it will come again, or rows
+            behind it did.
         arrival_s: monotonic time of arrival, for reporting only, never for a decision.
         reply_to: opaque return route of the transport.
         arrived: the load of the rows.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Self, TypeAlias
 
 from sglang_prefill_ext.scheduling.graph_room import ForwardSize, GraphCost
@@ -29,8 +30,8 @@ class PrefixedForward:
 
     Pieces with an equal prefix share a group and a transaction. Such a transaction ends with the
     forward, so a `PrefixedForward` must end by `commit` or `rollback`. A divided job has a
-    transaction of its own, `Job.held`, which ends with the job. So have rows that came before, in
-    groups of their own, see `RowGroups`.
+    transaction of its own, `Job.held`, which ends with the job. Rows that came before may have
+    groups of their own, see `RowGroups`, with transactions that end with the forward.
 
     Args:
         jobs: at least one, each with a piece left.
@@ -177,11 +178,11 @@ class PrefixedForward:
                 continue
             room = most_held - sum(each.cached for each in self._transactions.values())
             # What another job of this forward computes is as good as cached.
-            cached = {key: len(groups.pieces[key][0].prefix_ids) for key in groups.pieces}
+            cached = {key: len(groups.any_of(key).prefix_ids) for key in groups.pieces}
             new = [key for key in cached if key not in self._transactions]
             for key in new:
-                first = groups.pieces[key][0]
-                self._transactions[key] = cache.begin_row(first.prefix_ids, first.adapter)
+                row = groups.any_of(key)
+                self._transactions[key] = cache.begin_row(row.prefix_ids, row.adapter)
                 cached[key] = self._transactions[key].cached
             groups.join(cached, self._cached_of(job), room)
             for key in new:
@@ -208,14 +209,13 @@ class PrefixedForward:
         parts: list[_Part] = [] if rest is None else [(rest, self._of(job))]
         for key, pieces in {} if groups is None else groups.pieces.items():
             own = self._transactions[key]
-            parts += [(piece.behind(own.cached), own) for piece in pieces]
+            parts += [(piece.behind(own.cached), own) for piece in pieces.values()]
         return parts
 
     def _share(self, job: Job, parts: list[_Part], shares: Iterator[Share]) -> JobShare:
         """Take the shares of a job's parts, enter their slots, and return the share of the job."""
-        plan, taken = self.plan, []
-        for (_, transaction), share in zip(parts, shares):  # noqa: B905
-            taken.append(share)
+        plan, taken = self.plan, [*islice(shares, len(parts))]
+        for (_, transaction), share in zip(parts, taken, strict=True):
             if transaction is None:
                 continue
             span, slots = plan.layout.groups[share.group], transaction.slots

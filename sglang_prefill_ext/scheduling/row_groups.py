@@ -28,22 +28,25 @@ class RowGroups:
         seen: see `PrefixCache.rows_seen`, of all rows.
 
     Attributes:
-        pieces: of the rows that join. At first those are all that came before.
+        pieces: by prefix, and by the row's number within the piece, those of the rows that join. At
+            first these are all that came before.
     """
 
     def __init__(
         self, rows: PackedRows, piece: Piece, first_row: int, seen: NDArray[np.int64]
     ) -> None:
         self._piece, self._shared = piece, rows.prefix_len
-        self._numbers: dict[PrefixKey, list[int]] = {}
-        self.pieces: dict[PrefixKey, list[Piece]] = {}
+        self.pieces: dict[PrefixKey, dict[int, Piece]] = {}
         starts = RowStarts.of(rows)
         last_row = first_row + piece.span.num_rows
         for number in (first_row + np.flatnonzero(seen[first_row:last_row])).tolist():
             own = row_piece(rows, starts, number, int(seen[number]))
             assert own.prefix_key is not None, "its prefix is made of tokens, and not read"
-            self._numbers.setdefault(own.prefix_key, []).append(number - first_row)
-            self.pieces.setdefault(own.prefix_key, []).append(own)
+            self.pieces.setdefault(own.prefix_key, {})[number - first_row] = own
+
+    def any_of(self, key: PrefixKey) -> Piece:
+        """One of the pieces with a prefix."""
+        return next(iter(self.pieces[key].values()))
 
     def join(self, cached: Mapping[PrefixKey, int], spare: int, most_held: int) -> None:
         """Decide which rows join: those that save most, as long as no tokens are added in all.
@@ -57,15 +60,14 @@ class RowGroups:
             most_held: tokens that the groups may hold in all.
         """
         shared = self._shared
-        joining: dict[PrefixKey, list[Piece]] = {}
-        for key in sorted(self.pieces, key=lambda key: shared - cached[key]):
-            pieces = self.pieces[key]
-            added = shared - cached[key]
-            added -= (len(pieces) - 1) * (pieces[0].span.fresh - shared)
+        joining: dict[PrefixKey, dict[int, Piece]] = {}
+        for key in sorted(self.pieces, key=cached.__getitem__, reverse=True):
+            others = len(self.pieces[key]) - 1
+            added = shared - cached[key] - others * (self.any_of(key).span.fresh - shared)
             if added <= spare and cached[key] <= most_held:
                 spare -= added
                 most_held -= cached[key]
-                joining[key] = pieces
+                joining[key] = self.pieces[key]
         self.pieces = joining
 
     def rest(self, cached: int) -> Piece | None:
@@ -77,7 +79,6 @@ class RowGroups:
         piece, span, left = self._piece, self._piece.span, self._left
         if not left.any() and span.fresh <= cached:
             return None
-        reads = span.row_reads()
         part = replace(
             span,
             suffix_lens=span.suffix_lens[left],
@@ -87,7 +88,7 @@ class RowGroups:
             piece,
             span=part,
             suffix_ids=piece.suffix_ids[np.repeat(left, span.suffix_lens)],
-            reads=piece.reads[np.repeat(left, reads)],
+            reads=piece.reads[np.repeat(left, span.row_reads())],
         )
 
     def share(self, shares: Sequence[Share]) -> JobShare:
@@ -121,4 +122,4 @@ class RowGroups:
     @property
     def _joined(self) -> list[int]:
         """Numbers, within the piece, of the rows that join, in the order of `pieces`."""
-        return [*chain.from_iterable(self._numbers[key] for key in self.pieces)]
+        return [*chain.from_iterable(self.pieces.values())]

@@ -91,11 +91,11 @@ class RadixTransaction:
 class RadixPrefixCache:
     """The `PrefixCache` on the radix tree of stock requests.
 
-    Args:
-        rows: None if no row is ever kept.
-
     Packed requests have neither cache salt nor extra key, so their prefixes have the same keys in
     the tree as those of stock requests: the token ids, and the adapter's id if there is one.
+
+    Args:
+        rows: None if no row is ever kept.
     """
 
     shares = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from sglang_prefill_ext.forward.graphs.plan import GraphUse
 from sglang_prefill_ext.forward.logits import ProductHead
 from sglang_prefill_ext.forward.model import Adapted, Attend
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
+from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.planner import ForwardPlan, plan_forward
 from sglang_prefill_ext.scheduling.prefixed_forward import PrefixedForward
 from sglang_prefill_ext.scheduling.split import split_request
@@ -116,18 +118,36 @@ def test_requests_in_company_get_the_values_that_they_get_alone(
         for each, adapter in zip(requests, adapters, strict=False)
     ]
     jobs = [job_of(each, budget) for each in requests]
-    while open_ones := [job for job in jobs if not job.launched]:
-        chosen = data.draw(st.lists(st.sampled_from(open_ones), min_size=1, unique=True))
-        prefixed = PrefixedForward(chosen, cache)
-        computed = executor.launch(prefixed.plan).wait()
-        prefixed.commit()
-        for job, share in zip(chosen, prefixed.plan.shares, strict=True):
-            job.values.append(computed[share.values])
-            job.next_piece += 1
-            if job.launched and job.held is not None:
-                job.held.rollback()
+    for job in _launched_in_random_company(executor, jobs, cache, data):
+        if job.held is not None:
+            job.held.rollback()
     for each, job in zip(requests, jobs, strict=True):
         assert job.answer().tolist() == pytest.approx(_row_by_row(each), abs=1e-5)
+
+
+def _launched_in_random_company(
+    executor: PackedExecutor,
+    jobs: list[Job],
+    cache: MemoryCache,
+    data: st.DataObject,
+    room: Sequence[int] = (0,),
+) -> Iterator[Job]:
+    """Compute random forwards of the next pieces of jobs; yield each job after its last one.
+
+    Args:
+        room: each forward has one of these as `most_held`.
+    """
+    while open_ones := [job for job in jobs if not job.launched]:
+        chosen = data.draw(st.lists(st.sampled_from(open_ones), min_size=1, unique=True))
+        prefixed = PrefixedForward(chosen, cache, most_held=data.draw(st.sampled_from(room)))
+        assert prefixed.plan.num_tokens <= sum(job.piece.num_tokens for job in chosen)
+        computed = executor.launch(prefixed.plan).wait()
+        prefixed.commit()
+        for job, share in zip(chosen, prefixed.shares, strict=True):
+            job.values.append(computed[share.values])
+            job.next_piece += 1
+            if job.launched:
+                yield job
 
 
 def _with_cache(
@@ -168,18 +188,10 @@ def test_values_are_the_same_where_rows_have_groups_of_their_own(
         jobs = [
             job_of(each, budget, rows_seen=lens) for each, lens in zip(requests, seen, strict=True)
         ]
-        while open_ones := [job for job in jobs if not job.launched]:
-            chosen = data.draw(st.lists(st.sampled_from(open_ones), min_size=1, unique=True))
-            most_held = data.draw(st.sampled_from([0, 30, cache.capacity]))
-            prefixed = PrefixedForward(chosen, cache, most_held=most_held)
-            assert prefixed.plan.num_tokens <= sum(job.piece.num_tokens for job in chosen)
-            computed = executor.launch(prefixed.plan).wait()
-            prefixed.commit()
-            for job, share in zip(chosen, prefixed.shares, strict=True):
-                job.values.append(computed[share.values])
-                job.next_piece += 1
-                if job.launched and job.held is not None:
-                    job.held.commit()
+        room = (0, 30, cache.capacity)
+        for job in _launched_in_random_company(executor, jobs, cache, data, room):
+            if job.held is not None:
+                job.held.commit()
         for each, job in zip(requests, jobs, strict=True):
             assert job.answer().tolist() == pytest.approx(_row_by_row(each), abs=1e-5)
         cache.check_idle()

@@ -33,12 +33,12 @@ def joined(cached: Sequence[int], spare: int = 0, most_held: int = 100) -> list[
     """The last tokens of the rows that join, of the two prefixes in `ROWS`."""
     groups = groups_of(request(PREFIX, *ROWS), SEEN)
     groups.join(dict(zip(groups.pieces, cached, strict=True)), spare, most_held)
-    return [int(each.suffix_ids[-1]) for own in groups.pieces.values() for each in own]
+    return [int(each.suffix_ids[-1]) for own in groups.pieces.values() for each in own.values()]
 
 
 def test_rows_that_begin_alike_have_one_prefix() -> None:
     groups = groups_of(request(PREFIX, *ROWS), SEEN)
-    (alike, alone), keys = groups.pieces.values(), groups.pieces.keys()
+    (alike, alone), keys = [[*own.values()] for own in groups.pieces.values()], groups.pieces
     assert [each.suffix_ids.tolist() for each in alike] == [[13], [14]]
     assert [each.suffix_ids.tolist() for each in alone] == [[34]]
     assert [key[1] for key in keys] == [own[0].prefix_ids.tobytes() for own in (alike, alone)]
@@ -77,7 +77,7 @@ def test_no_more_tokens_are_held_than_a_forward_may_hold() -> None:
 def test_rows_of_later_pieces_are_found() -> None:
     plain = request(PREFIX, *ROWS)
     found = [
-        [each.suffix_ids.tolist() for own in groups.pieces.values() for each in own]
+        [each.suffix_ids.tolist() for own in groups.pieces.values() for each in own.values()]
         for groups in (groups_of(plain, SEEN, budget=9, number=number) for number in range(2))
     ]
     assert found == [[[13]], [[14], [34]]]
@@ -104,7 +104,7 @@ def test_values_come_in_the_order_of_the_rows(plain: PlainRequest, data: st.Data
     groups.pieces = {key: own for key, own in groups.pieces.items() if key in chosen}
     rest = groups.rest(cached=prefix)
     pieces = [] if rest is None else [rest]
-    pieces += [each for own in groups.pieces.values() for each in own]
+    pieces += [each for own in groups.pieces.values() for each in own.values()]
     plan = plan_forward(pieces)
     # What would be read at each place of the forward, in place of the value there.
     read = groups.share(plan.shares)
