@@ -67,7 +67,8 @@ class EngineState(msgspec.Struct, frozen=True):
     Attributes:
         fingerprint: of the offer.
         offer: None if the router knows it.
-        schedulers: their parts of the status page; empty if none has answered in time.
+        schedulers: their parts of the status page, some seconds old if one is in a long forward;
+            empty if they have not answered for longer.
         tokens: of the packed requests of this process that are under way.
         leaving: it answers these, and then ends.
     """

@@ -17,6 +17,7 @@ from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
 from sglang_prefill_ext.errors import EngineUnavailableError
+from sglang_prefill_ext.process.ports import KEEPALIVE
 
 _BEGIN = re.compile(rb"HTTP/1\.1 \d{3}[ \r]")
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d{1,18}) *\r", re.IGNORECASE)
@@ -195,7 +196,10 @@ class HttpConnections:
         try:
             async with asyncio.timeout(_CONNECT_S):
                 opening = loop.create_connection(HttpConnection, host, port, ssl=self._tls)
-                return (await opening)[1]
+                transport, connection = await opening
+                for option in KEEPALIVE:
+                    transport.get_extra_info("socket").setsockopt(*option)
+                return connection
         except (OSError, UnicodeError) as error:  # also TimeoutError, and those of TLS
             why = str(error) or f"no connection within {_CONNECT_S:g} s"
             raise EngineUnavailableError(why) from error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -24,6 +23,7 @@ from sglang_prefill_ext.errors import (
     UnexpectedAnswerError,
 )
 from sglang_prefill_ext.frontend.options import authorization
+from sglang_prefill_ext.process.ports import KEEPALIVE
 
 DEFAULT_URL = "http://127.0.0.1:30000"
 GRPC_SCHEMES = ("grpc", "grpcs")
@@ -32,15 +32,6 @@ _LAST_PORT = 65535
 _CONNECT_S = 10.0
 # SGLang drops connections that were idle for 5 s; a request sent at that moment is lost.
 _KEEP_IDLE_S = 3.0
-# A host that has vanished is noticed within a minute, also by calls without a deadline.
-_KEEPALIVE = (
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    *(
-        (socket.IPPROTO_TCP, getattr(socket, name), value)
-        for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
-        if hasattr(socket, name)
-    ),
-)
 _SLACK_S = 2.0  # Beyond the deadline: the server's own 504 says more than our timeout.
 _NO_CONNECTION = (
     httpx.ConnectTimeout,
@@ -82,7 +73,7 @@ def http_client(
             for proxy in proxies:
                 httpx.URL(proxy if "://" in proxy else f"http://{proxy}").host.encode("idna")
         else:
-            transport = own_kind(limits=limits, socket_options=_KEEPALIVE)
+            transport = own_kind(limits=limits, socket_options=KEEPALIVE)
         return kind(base_url=url, headers=headers, limits=limits, transport=transport)
     except (ImportError, OSError, ValueError, httpx.InvalidURL) as error:
         raise ConfigError(

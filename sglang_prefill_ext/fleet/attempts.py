@@ -23,10 +23,13 @@ from sglang_prefill_ext.wire.status import Status
 
 logger = logging.getLogger(__name__)
 
-_AGAIN = (Status.FAILED, Status.REJECTED, Status.UNREACHABLE)
-"""Ends after which another replica is asked; after any other end, it would answer the same."""
+_BROKEN = (Status.FAILED, Status.REJECTED, Status.UNREACHABLE)
 
-_NAMED = (*_AGAIN, Status.ABORTED, Status.EXPIRED)
+_AGAIN = (*_BROKEN, Status.DECLINED, Status.UNFIT)
+"""Ends after which another replica is asked, as what a replica can do is found out by itself. After
+any other end, it would answer the same."""
+
+_NAMED = (*_BROKEN, Status.ABORTED, Status.EXPIRED)
 """Ends whose message is for the user, and so names the part."""
 
 _LOOK_S = 0.2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 
 import aiohttp
 from starlette.requests import Request
@@ -18,6 +19,7 @@ from sglang_prefill_ext.errors import (
 )
 from sglang_prefill_ext.frontend.client_wait import until_departure
 from sglang_prefill_ext.frontend.options import TIMEOUT_HEADER, headers_from, options_of
+from sglang_prefill_ext.process.ports import KEEPALIVE
 
 logger = logging.getLogger(__name__)
 
@@ -38,10 +40,19 @@ class NotSentError(EngineUnavailableError):
 
 def http_session() -> aiohttp.ClientSession:
     """Connections to all engines; made in the event loop that uses them."""
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S)
+    connector = aiohttp.TCPConnector(
+        limit=0, keepalive_timeout=KEEP_ALIVE_S, socket_factory=_kept_alive
+    )
     return aiohttp.ClientSession(
         connector=connector, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
     )
+
+
+def _kept_alive(address: aiohttp.AddrInfoType) -> socket.socket:
+    made = socket.socket(*address[:3])
+    for option in KEEPALIVE:
+        made.setsockopt(*option)
+    return made
 
 
 async def hand_on(

@@ -32,6 +32,7 @@ class Replica:
         connections: to it, with its key.
         offer: its latest one; None before its first answer.
         why: why it is not used, for the status page; empty if it is.
+        differs: it is not used because it differs from the others.
         whole: number of undivided requests that it is answering.
         heard: it has answered, or failed to, at least once.
     """
@@ -39,7 +40,7 @@ class Replica:
     def __init__(self, url: str, api_key: str = "") -> None:
         self.url = url
         self.offer: Offer | None = None
-        self.why = "It has not answered yet."
+        self.why, self.differs = "It has not answered yet.", False
         self.whole = 0
         self.heard = False
         self.connections = HttpConnections(url, authorization(api_key))

@@ -158,10 +158,14 @@ class Selection:
         for name, own in self._alive.items():
             replica = self._replicas[name]
             assert self._chosen is not None, "one was chosen"
-            if why := difference(own, self._chosen):
+            why = difference(own, self._chosen)
+            replica.differs = bool(why)
+            if why:
                 _explain(replica, f"It is not used, as it differs. {why}", logging.ERROR)
                 self._loads.pop(name, None)
-            elif own.speed is not None and name not in self._loads:
+            elif own.speed is None:
+                _explain(replica, "Its schedulers have not answered yet.", logging.INFO)
+            elif name not in self._loads:
                 logger.info("Engine %s is in the fleet.", name)
                 self._loads[name] = ReplicaLoad(own.speed, time.monotonic())
                 replica.why = ""

@@ -38,7 +38,7 @@ def status_of(fleet: Fleet, metrics: FrontendMetrics, collector: Collector) -> d
 
     def page_of(replica: Replica) -> dict[str, Any]:
         load, state = fleet.loads.get(replica.url), states.get(replica.url, _UNUSED)
-        unused = UNKNOWN if replica.offer is None else _REFUSED
+        unused = _REFUSED if replica.differs else UNKNOWN
         return {
             "url": replica.url,
             "health": unused if load is None else load.health(now_s),

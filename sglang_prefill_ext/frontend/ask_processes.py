@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
@@ -53,9 +55,13 @@ class Turns(Generic[T]):
 
     Args:
         ask: returns a new answer.
+
+    Attributes:
+        last: the newest answer, with the time when it came, as `time.monotonic`; None before.
     """
 
     def __init__(self, ask: Callable[[], Awaitable[T]]) -> None:
+        self.last: tuple[float, T] | None = None
         self._ask = ask
         self._current: asyncio.Task[T] | None = None
         self._next: asyncio.Task[T] | None = None
@@ -70,4 +76,20 @@ class Turns(Generic[T]):
         if current is not None and not current.done():
             await asyncio.wait([current])
         self._current, self._next = self._next, None
-        return await self._ask()
+        answer = await self._ask()
+        self.last = time.monotonic(), answer
+        return answer
+
+    async def answer_within(self, wait_s: float, age_s: float) -> T | None:
+        """Return the answer of the next turn if it comes in time, else the last one.
+
+        Args:
+            wait_s: seconds for which the next turn is waited for.
+            age_s: seconds after which the last answer is too old; then it is None.
+        """
+        try:
+            async with asyncio.timeout(wait_s):
+                return await self.answer()
+        except TimeoutError:
+            came_s, last = self.last or (-math.inf, None)
+            return last if time.monotonic() - came_s <= age_s else None

@@ -18,6 +18,9 @@ from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy
 from sglang_prefill_ext.wire.status import STOCK_ENDS, Status, end_with
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
+ROWS_NAME, CALL_NAME = "packed-", "prefill-only_"
+"""How names begin that no client gave: of packed requests, and of records of calls."""
+
 _PROCESS = uuid.uuid4().hex
 _numbers = count()
 
@@ -169,7 +172,7 @@ class PackedExchange:
             EngineUnavailableError: the engine has gone.
         """
         self.require_open()
-        rid = unique_name("packed-")
+        rid = unique_name(ROWS_NAME)
         future: asyncio.Future[PackedResult] = asyncio.get_running_loop().create_future()
         self._pending[rid] = future
         self.tokens += len(rows.tokens)

@@ -1,4 +1,5 @@
-"""TCP ports of this machine: free ones, and those that several processes listen on."""
+"""TCP ports of this machine, free or shared by several processes; and connections that notice it
+when the other host vanishes."""
 
 from __future__ import annotations
 
@@ -11,6 +12,17 @@ from contextlib import contextmanager, suppress
 from sglang_prefill_ext.errors import ConfigError, ServerStartError
 
 LOOPBACK = "127.0.0.1"
+
+KEEPALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    *(
+        (socket.IPPROTO_TCP, getattr(socket, name), value)
+        for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
+        if hasattr(socket, name)
+    ),
+)
+"""Options of a connection by which a host that has vanished is noticed within a minute, also while
+nothing is sent."""
 
 _PORTS = range(20_000, 32_000)
 _PORT_TRIES = 100

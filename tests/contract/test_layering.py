@@ -70,7 +70,9 @@ LAYERS = {
         "google grpc grpc_health grpc_reflection grpc_status msgspec numpy typer uvloop",
         light=False,
     ),
-    "client": Layer("errors frontend grpc_frontend", "google grpc httpx numpy rich tenacity typer"),
+    "client": Layer(
+        "errors process frontend grpc_frontend", "google grpc httpx numpy rich tenacity typer"
+    ),
     "local_server": Layer("errors process"),
     "fleet": Layer(
         "errors config wire metrics process shared_device frontend attach grpc_frontend"

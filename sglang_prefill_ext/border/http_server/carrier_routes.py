@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
@@ -30,8 +29,9 @@ from sglang_prefill_ext.sizing.model import ModelShape
 
 _UNREAD = 400  # for a client that has left, so nobody reads it
 
-_SCHEDULERS_WAIT_S = 0.5
-"""How long schedulers may take to answer. If one is in a long forward, none is reported."""
+_SCHEDULERS_WAIT_S, _SCHEDULERS_AGE_S = 0.5, 10.0
+"""How long schedulers may take to answer. If one is in a long forward, their last answer is
+reported, unless it is too old to show that they run."""
 
 _LEFT_OUT = ("patches", "startup", "graphs")
 """Fields of a scheduler's status that are for people, not for routers."""
@@ -65,12 +65,8 @@ def add_carrier_routes(
         query = raw_request.query_params
         if query.get("tokenizer") == offer.tokenizer_digest:
             offer = carrier.with_tokenizer(offer, "")
-        try:
-            async with asyncio.timeout(_SCHEDULERS_WAIT_S):
-                found = await schedulers.answer()
-        except TimeoutError:
-            found = []
-        told = [{k: v for k, v in each.items() if k not in _LEFT_OUT} for each in found]
+        found = await schedulers.answer_within(_SCHEDULERS_WAIT_S, _SCHEDULERS_AGE_S)
+        told = [{k: v for k, v in each.items() if k not in _LEFT_OUT} for each in found or []]
         offered = None if query.get("known") == fingerprint else offer
         state = EngineState(fingerprint, offered, told, engine.tokens, engine.leaving)
         return Response(carrier.encode(state), media_type=carrier.MSGPACK)

@@ -19,6 +19,7 @@ from sglang_prefill_ext.border.scheduler.control_messages import handle_control_
 from sglang_prefill_ext.border.scheduler.packed_work import PackedWork
 from sglang_prefill_ext.border.scheduler.runtime_setup import set_up_runtime
 from sglang_prefill_ext.border.scheduler.stock_embeds import refuse_embeddings
+from sglang_prefill_ext.frontend.exchange import ROWS_NAME
 from sglang_prefill_ext.process.stages import STARTUP
 from sglang_prefill_ext.wire.packed import rows_from_bytes
 
@@ -148,14 +149,16 @@ def is_fully_idle(
 def abort_packed(_result: None, scheduler: Any, recv_req: Any) -> None:
     """AFTER `Scheduler.abort_request`: abort packed requests, too.
 
-    What a client has named is a call of its tokenizer worker. Another one may have been asked.
+    What a client has named is a call of its tokenizer worker. Another one may have been asked. No
+    client names packed requests.
     """
     work = _process_work
     if work is None:
         return
     work.runtime.abort(recv_req.rid, everything=recv_req.abort_all)
     work.show_queue()
-    if get_serving().tokenizer_worker_num > 1 and not recv_req.abort_all:
+    is_call = not (recv_req.abort_all or recv_req.rid.startswith(ROWS_NAME))
+    if is_call and get_serving().tokenizer_worker_num > 1:
         message = PackedAbortReq(rid=recv_req.rid)
         scheduler.ipc_channels.send_to_tokenizer.send_output(message, recv_req)
 

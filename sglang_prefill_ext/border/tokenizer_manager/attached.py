@@ -43,6 +43,7 @@ from sglang_prefill_ext.wire.checks import wrong
 from sglang_prefill_ext.wire.flat import unpacked
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.status import Status
+from sglang_prefill_ext.wire.stock_reason import StockReason
 
 
 class AttachableEngine:
@@ -120,6 +121,8 @@ class AttachableEngine:
                 result = await exchange.round_trip(rows, options, None)
             if result.status is Status.OK:
                 record.served = served_rows(rows, result)
+            elif result.status is Status.DECLINED:
+                exchange.declined_reason = StockReason(result.message)  # told by `facts`
         return result
 
     def _require_fitting(self, rows: PackedRows) -> None:

@@ -22,7 +22,7 @@ from sglang_prefill_ext.border.tokenizer_manager.call_context import LEFT_TO_SGL
 from sglang_prefill_ext.border.tokenizer_manager.stock_counters import RequestCounters
 from sglang_prefill_ext.errors import RequestAbortedError
 from sglang_prefill_ext.frontend.answers import Served
-from sglang_prefill_ext.frontend.exchange import StockPathTaken, unique_name
+from sglang_prefill_ext.frontend.exchange import CALL_NAME, StockPathTaken, unique_name
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
 _TRACE_HEADERS = ("traceparent", "tracestate")  # of W3C Trace Context
@@ -174,7 +174,7 @@ class CallRecords:
             raise StockPathTaken(StockReason.UNUSUAL_INPUT)
         shown = contents() if self.shows_requests else {}
         route = getattr(request, "scope", {}).get("path", "")
-        rid = unique_name("prefill-only_")  # spans have the name that is behind the line
+        rid = unique_name(CALL_NAME)  # spans have the name that is behind the line
         call = PackedCall(rid, route, num_prompts, **shown)
         trace = None
         if self._manager.enable_trace:

@@ -21,7 +21,7 @@ from sglang_prefill_ext.border.model.model_classes import encoder_traits, longes
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.frontend.ask_processes import Questions
 from sglang_prefill_ext.frontend.client_wait import while_connected
-from sglang_prefill_ext.frontend.exchange import PackedExchange
+from sglang_prefill_ext.frontend.exchange import CALL_NAME, PackedExchange
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.texts.text_encoder import TextEncoder
@@ -145,9 +145,15 @@ class TokenizerManagerLink:
         self._statuses.deliver(message.rid, json.loads(message.payload))
 
     def deliver_abort(self, message: PackedAbortReq) -> None:
+        """End calls as if this worker had been asked: they look at what is set here.
+
+        As in SGLang's scheduler, names need only begin with the given one. But a call that its
+        client did not name must not end with the request "p" of another client.
+        """
         for rid, state in self._manager.rid_to_state.items():
-            if rid.startswith(message.rid):  # as SGLang's scheduler finds its own requests
-                state.abort_sent = True  # as if this worker had been asked; its call looks at it
+            begins = rid.startswith(message.rid) and not rid.startswith(CALL_NAME)
+            if begins or rid == message.rid:
+                state.abort_sent = True
 
 
 def embedding_kind(manager: Any) -> EmbeddingKind:

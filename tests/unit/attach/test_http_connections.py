@@ -9,12 +9,14 @@ from typing import NoReturn
 
 import pytest
 import trustme
+import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.attach import http_connections
 from sglang_prefill_ext.attach.http_connections import HttpConnection, HttpConnections
 from sglang_prefill_ext.errors import EngineUnavailableError
+from sglang_prefill_ext.process.ports import KEEPALIVE
 
 HANG_UP = b""
 LIMIT_S = 10.0
@@ -148,6 +150,20 @@ async def test_idle_connections_are_left_in_time(monkeypatch: pytest.MonkeyPatch
         await to.get("/4", LIMIT_S)
         assert list(map(len, engine.seen)) == [1, 1, 2]
         await asyncio.wait_for(engine.left.wait(), 5)
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_host_that_vanishes_is_noticed(loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    async def options() -> list[int]:
+        async with running(lambda _: answer_bytes(b"x")) as (_, to):
+            await to.get("/", LIMIT_S)
+            ((_, kept),) = to._idle
+            assert kept._transport is not None
+            own = kept._transport.get_extra_info("socket")
+            return [own.getsockopt(*option[:2]) for option in KEEPALIVE]
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        assert runner.run(options()) == [1, 30, 10, 3]
 
 
 async def test_a_connection_that_the_engine_closed_while_idle_is_replaced() -> None:

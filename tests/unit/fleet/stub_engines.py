@@ -71,6 +71,7 @@ class Stub:
         dies_within: whether its answers to undivided requests break off.
         broken: whether it fails to report its state.
         busy_s: computing time that it reports.
+        thinks_s: how long its schedulers take to answer.
     """
 
     offer: Offer = field(default_factory=an_offer)
@@ -81,6 +82,7 @@ class Stub:
     dies_within: bool = False
     broken: bool = False
     busy_s: float = 1.0
+    thinks_s: float = 0.0
 
     def app(self) -> FastAPI:
         app = FastAPI()
@@ -100,6 +102,7 @@ class Stub:
     async def _status(self) -> list[dict[str, Any]]:
         if self.broken:
             raise HTTPException(500)
+        await asyncio.sleep(self.thinks_s)
         return [STATUS | {"busy_s": self.busy_s}]
 
     async def _parts(self) -> AsyncIterator[bytes]:

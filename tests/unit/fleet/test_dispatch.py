@@ -136,13 +136,24 @@ async def test_parts_of_different_weights_are_not_joined() -> None:
     assert_idle(dispatcher)
 
 
-@pytest.mark.parametrize("end", [Status.DECLINED, Status.NOT_FINITE, Status.UNFIT])
-async def test_what_every_engine_would_say_is_not_tried_again(end: Status) -> None:
+async def test_what_every_engine_would_say_is_not_tried_again() -> None:
+    dispatcher, engines = fleet_of(2)
+    engines[0].ends = [Status.NOT_FINITE]
+    result = await dispatcher.answer(ROWS, OPTIONS)
+    assert (result.status, result.message) == (Status.NOT_FINITE, "so it goes")
+    assert engines[0].asked + engines[1].asked == 2
+
+
+@pytest.mark.parametrize("end", [Status.DECLINED, Status.UNFIT])
+async def test_what_one_engine_cannot_do_is_asked_of_another(end: Status) -> None:
     dispatcher, engines = fleet_of(2)
     engines[0].ends = [end]
+    assert_whole(await dispatcher.answer(ROWS, OPTIONS))
+    assert [engine.asked for engine in engines] == [1, 2]
+    engines[0].ends, engines[1].ends = [end, end], [Status.OK, end, end]
     result = await dispatcher.answer(ROWS, OPTIONS)
     assert (result.status, result.message) == (end, "so it goes")
-    assert engines[0].asked + engines[1].asked == 2
+    assert_idle(dispatcher)
 
 
 async def test_an_engine_that_goes_before_its_part_is_sent_is_left_for_another_one() -> None:

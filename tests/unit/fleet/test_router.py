@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from sglang_prefill_ext.border.http_server import carrier_routes
 from sglang_prefill_ext.errors import EngineUnavailableError
 from sglang_prefill_ext.fleet import fleet as fleet_module
 from sglang_prefill_ext.fleet.fleet import Fleet
@@ -26,6 +27,7 @@ from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.process.collector import Collector
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.status import Status
+from sglang_prefill_ext.wire.stock_reason import StockReason
 from tests.unit.attach.engines import facts
 from tests.unit.fleet.stub_engines import Stub, an_offer, served, until
 
@@ -243,6 +245,40 @@ async def test_an_engine_that_differs_is_not_used() -> None:
             stub.offer = replace(stub.offer, settings={"weight version": "2"})
         await one.wait_for(up=3)
         assert (await one.http.post("/v1/score", json=SCORE)).status_code == 200
+
+
+async def test_an_engine_in_long_forwards_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(carrier_routes, "_SCHEDULERS_WAIT_S", 0.05)
+    async with routed(Stub(thinks_s=0.3)) as one:
+        await one.wait_for(up=1)
+        assert (await one.http.post("/v1/score", json=SCORE)).status_code == 200
+
+
+async def test_an_engine_whose_schedulers_are_silent_is_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(carrier_routes, "_SCHEDULERS_WAIT_S", 0.05)
+    async with routed(Stub(), Stub(thinks_s=600)) as one:
+        await one.wait_for(up=1, unknown=1)
+        silent = one.fleet.replicas[one.stubs[1].url]
+        await until(lambda: silent.offer is not None)
+        page = (await one.http.get("/prefill_only/status")).json()["replicas"][1]
+        assert page["health"] == "unknown"
+        assert page["why"] == "Its schedulers have not answered yet."
+
+
+async def test_an_engine_that_declines_rows_does_not_end_packing() -> None:
+    declining, other = Stub(), Stub()
+    declining.engine.end = PackedResult(Status.DECLINED, StockReason.KNOWN_ANSWERS_DIFFER)
+    async with routed(declining, other) as one:
+        for _ in range(3):
+            assert (await one.http.post("/v1/score", json=SCORE)).status_code == 200
+        assert sum(other.engine.rows) == 3 * len(ITEMS)
+        assert not declining.whole + other.whole
+        # Once it says so by itself, it is taken out.
+        declined = facts(declined=StockReason.KNOWN_ANSWERS_DIFFER)
+        declining.offer = an_offer(facts=declined)
+        await one.wait_for(up=1, refused=1)
 
 
 async def test_only_who_shows_the_key_has_requests_divided() -> None:

@@ -16,10 +16,11 @@ from starlette.requests import Request
 from sglang_prefill_ext.errors import EngineUnavailableError, RequestError
 from sglang_prefill_ext.fleet.loads import Loads
 from sglang_prefill_ext.fleet.planning.cost import Speed
-from sglang_prefill_ext.fleet.proxy import NotSentError, hand_on
+from sglang_prefill_ext.fleet.proxy import NotSentError, hand_on, http_session
 from sglang_prefill_ext.fleet.replica import Replica
 from sglang_prefill_ext.fleet.replica_load import ReplicaLoad
 from sglang_prefill_ext.fleet.whole import WholeRequests
+from sglang_prefill_ext.process.ports import KEEPALIVE
 from tests.unit.fleet.stub_engines import Stub, served
 
 
@@ -82,6 +83,22 @@ async def test_an_engine_that_is_asked_later_has_the_time_that_is_left(
     else:
         assert stub.timeout is not None
         assert told * 0.5 <= int(stub.timeout) <= told
+
+
+async def test_a_host_that_vanishes_is_noticed() -> None:
+    async def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n")
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(begin, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, http_session() as http, http.get(url) as answer:
+        assert answer.connection is not None
+        assert answer.connection.transport is not None
+        own = answer.connection.transport.get_extra_info("socket")
+        assert [own.getsockopt(*option[:2]) for option in KEEPALIVE] == [1, 30, 10, 3]
 
 
 async def test_what_is_no_path_reaches_no_engine() -> None:

@@ -77,6 +77,29 @@ async def test_who_asks_meanwhile_shares_the_next_answer() -> None:
     assert await again == "back"
 
 
+async def test_where_the_next_answer_takes_too_long_the_last_one_serves() -> None:
+    asked: list[asyncio.Future[str]] = []
+
+    async def ask() -> str:
+        asked.append(asyncio.get_running_loop().create_future())
+        return await asked[-1]
+
+    turns = Turns(ask)
+    assert await turns.answer_within(0.01, 60) is None
+    asked[0].set_result("late")
+    await settled()
+    assert await turns.answer_within(0.01, 60) == "late"
+    assert await turns.answer_within(0.01, 0) is None
+    asked[1].set_result("later")
+    await settled()
+    in_time = asyncio.create_task(turns.answer_within(60, 0))
+    await settled()
+    asked[2].set_result("for nobody")
+    await settled()
+    asked[3].set_result("in time")
+    assert await in_time == "in time"
+
+
 async def settled() -> None:
     for _ in range(5):
         await asyncio.sleep(0)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,8 @@ from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.read import Labels, Read, Vectors
 from sglang_prefill_ext.wire.sampling import Sampling
 from sglang_prefill_ext.wire.status import Status
-from tests.unit.frontend.links import StubLink, path_of
+from sglang_prefill_ext.wire.stock_reason import StockReason
+from tests.unit.frontend.links import StubLink, path_of, stub_answer
 
 
 @pytest.mark.parametrize("gemma", [False, True])
@@ -69,6 +71,16 @@ async def test_ids_that_are_no_tokens_do_not_reach_the_scheduler(
 ) -> None:
     with pytest.raises(PackingError, match="outside the vocabulary"):
         await attachable().serve_rows(_rows(tokens, labels), RequestOptions())
+
+
+async def test_an_engine_that_declines_the_rows_of_a_router_tells_all_of_them() -> None:
+    engine, link = attachable(), StubLink()
+    engine._path = path_of(link, vocab_size=100, label_vocab_size=90)
+    engine._server = SimpleNamespace(records=SimpleNamespace(keeping=lambda *_: nullcontext()))
+    exchange, reason = engine._path.exchange, StockReason.KNOWN_ANSWERS_DIFFER
+    link.on_send = lambda rid, _: exchange.deliver(rid, stub_answer("declined", reason))
+    result = await engine.serve_rows(_rows([5, 6], [4]), RequestOptions())
+    assert (result.status, exchange.declined_reason) == (Status.DECLINED, reason)
 
 
 def test_all_ids_of_the_vocabulary_do() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sglang_prefill_ext.border.messages import PackedAbortReq
+from sglang_prefill_ext.border.tokenizer_manager.call_records import CallRecords
 from sglang_prefill_ext.border.tokenizer_manager.frontend_link import TokenizerManagerLink
 from sglang_prefill_ext.config import PrefillOnlyConfig, TokenizerChoice
 from sglang_prefill_ext.errors import EngineUnavailableError
@@ -34,6 +35,11 @@ class Manager:
         self.is_pause, self.is_pause_cond = False, asyncio.Condition()
         self.gracefully_exit = False
         self.rid_to_state: dict[str, Any] = {}
+        self.enable_metrics = self.enable_trace = False
+        self.dump_requests_folder = self.crash_dump_folder = ""
+        self.request_logger = SimpleNamespace(log_requests=False)
+        exporters = SimpleNamespace(exporter_enabled=lambda: False)
+        self.request_metrics_exporter_manager = exporters
         self.asyncio_tasks: set[asyncio.Task[Any]] = set()
         self.sent: list[Any] = []
         self.asked = asyncio.Event()
@@ -76,3 +82,14 @@ async def test_calls_are_aborted_whose_names_begin_with_the_given_one() -> None:
     manager.rid_to_state = {name: SimpleNamespace(abort_sent=False) for name in names}
     link.deliver_abort(PackedAbortReq(rid="mine"))
     assert [each.abort_sent for each in manager.rid_to_state.values()] == [True, True, False, False]
+
+
+async def test_calls_without_a_name_of_a_client_are_aborted_by_their_whole_name_only() -> None:
+    link = TokenizerManagerLink(manager := Manager(), CONFIG, FrontendMetrics())
+    with CallRecords(manager).keeping(None, 1, dict) as record:
+        (name,) = manager.rid_to_state
+        for other in ("p", "prefill-only_", "", f"{name}0"):
+            link.deliver_abort(PackedAbortReq(rid=other))
+        assert not record.state.abort_sent
+        link.deliver_abort(PackedAbortReq(rid=name))
+        assert record.state.abort_sent
