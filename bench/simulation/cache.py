@@ -26,7 +26,7 @@ class SimulatedCache:
         self.capacity = self._free = capacity
         self._unused: OrderedDict[bytes, int] = OrderedDict()  # tokens; longest unused first
 
-    shares = True
+    shares, page_tokens = True, 1
 
     def cached_tokens(self, prefix: Int32Array, adapter: str = "") -> int:
         return self._unused.get(adapter.encode() + prefix.tobytes(), 0)

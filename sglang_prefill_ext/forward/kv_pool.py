@@ -176,7 +176,7 @@ class PrivateSlots:
     It only holds prefixes of divided requests between their forwards.
     """
 
-    shares = False
+    shares, page_tokens = False, 1
 
     def __init__(self, room: Room) -> None:
         self.room = room

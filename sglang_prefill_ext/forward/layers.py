@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sglang_prefill_ext.attention.inputs import HeldKV, Latents, LayerInputs, held_slots
 from sglang_prefill_ext.forward.kv_pool import KVPool
+from sglang_prefill_ext.forward.upload import upload
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
 from sglang_prefill_ext.wire.arrays import places_of_ranges
 
@@ -96,5 +97,5 @@ def _stores(plan: ForwardPlan) -> tuple[slice | Tensor, Tensor | None]:
     starts, lens = plan.layout.group_starts[[*numbers]], np.array([*map(len, slots)])
     if len(kept) == 1:
         return slice(int(starts[0]), int(starts[0] + lens[0])), slots[0]
-    tokens = torch.from_numpy(places_of_ranges(starts, lens))
-    return tokens.to(slots[0].device, non_blocking=True), torch.cat(slots)
+    (tokens,) = upload([places_of_ranges(starts, lens)], slots[0].device)
+    return tokens, torch.cat(slots)

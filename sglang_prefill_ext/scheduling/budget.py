@@ -65,10 +65,14 @@ class ForwardBudget:
     @property
     def longest_row(self) -> int:
         """Most tokens of a row after its prefix: a longer row fits no forward."""
+        return self.room(0, 1)
+
+    def room(self, tokens: int, rows: int) -> int:
+        """How many tokens may be added to a forward that fits."""
         if not self.bytes_per_token:
-            return self.max_tokens
-        left = self.max_bytes - self.bytes_per_row
-        return min(self.max_tokens, left // self.bytes_per_token)
+            return self.max_tokens - tokens
+        left = self.max_bytes - self.num_bytes(tokens, rows)
+        return min(self.max_tokens - tokens, left // self.bytes_per_token)
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,8 +119,7 @@ class Forwards:
             job.start_s = job.start_s or start_s
         prefixed = None
         try:
-            graphs, launch_tokens = self._policy.graphs, self._policy.launch_tokens
-            prefixed = PrefixedForward.cheapest(jobs, self._cache, graphs, launch_tokens)
+            prefixed = PrefixedForward.cheapest(jobs, self._cache, self._policy)
             plan = prefixed.plan
             completion = self._executor.launch(plan)
         except NoRoomError as error:

@@ -55,6 +55,8 @@ class PrefixCache(Protocol):
     """Whether later requests can use a prefix; if not, its K/V end with its request."""
     capacity: int
     """Tokens of the longest prefix that fits while no slot is taken."""
+    page_tokens: int
+    """Tokens of a page; only whole pages of a prefix are found by later requests."""
 
     def begin(self, prefix: Int32Array, adapter: str = "", *, keep: bool) -> PrefixTransaction:
         """Match a prefix of at least one token; nothing is reserved yet.

@@ -6,11 +6,13 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Self, TypeAlias
 
-from sglang_prefill_ext.scheduling.graph_room import ForwardSize, GraphCost
+from sglang_prefill_ext.scheduling.graph_room import ForwardSize
 from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.planner import JobShare, Share, plan_forward
+from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache, PrefixTransaction
 from sglang_prefill_ext.scheduling.row_groups import RowGroups
+from sglang_prefill_ext.scheduling.row_transactions import RowTransactions, most_held_by_rows
 from sglang_prefill_ext.scheduling.split import Piece, PrefixKey, cacheable_prefix
 
 _Key: TypeAlias = PrefixKey | Job
@@ -37,6 +39,7 @@ class PrefixedForward:
         jobs: at least one, each with a piece left.
         cache: None where nothing is cached and no job is divided.
         most_held: tokens that the forward may hold, if rows have groups of their own; 0: none have.
+        most_added: see `RowTransactions`.
 
     Attributes:
         plan: without the tokens that the cache has.
@@ -51,17 +54,25 @@ class PrefixedForward:
     """
 
     def __init__(
-        self, jobs: Sequence[Job], cache: PrefixCache | None, *, most_held: int = 0
+        self,
+        jobs: Sequence[Job],
+        cache: PrefixCache | None,
+        *,
+        most_held: int = 0,
+        most_added: int = 0,
     ) -> None:
         self._transactions: dict[_Key, PrefixTransaction] = {}
         self._worth_keeping = {job.piece.prefix_key for job in jobs if job.keep_prefix}
         self.num_cached = 0
         self.ends_here: list[PrefixTransaction] = []
         self._row_groups: dict[Job, RowGroups] = {}
+        self._page_tokens = 1 if cache is None else cache.page_tokens
         try:
             # Matched tokens cannot be evicted, so all jobs match before any job reserves.
             begun = [] if cache is None else [(job, self._begin(job, cache)) for job in jobs]
-            rows_begun = [] if cache is None else self._begin_rows(jobs, cache, most_held)
+            rows_begun: list[PrefixTransaction] = []
+            if cache is not None and most_held:
+                rows_begun = self._begin_rows(jobs, cache, most_held, most_added)
             for job, transaction in begun:
                 if transaction and not transaction.reserve(whole=job.divided) and job.divided:
                     raise NoRoomError(job)
@@ -77,19 +88,21 @@ class PrefixedForward:
 
     @classmethod
     def cheapest(
-        cls, jobs: Sequence[Job], cache: PrefixCache | None, graphs: GraphCost, launch_tokens: int
+        cls, jobs: Sequence[Job], cache: PrefixCache | None, policy: SchedulingPolicy
     ) -> Self:
         """Use the cache, unless it is cheaper not to, see `GraphCost.recomputing_pays`.
 
         It is used in any case to store a prefix that a job wants kept.
         """
-        most_held = 0 if cache is None else cache.capacity
-        if graphs.tokens:
-            most_held = min(most_held, graphs.most_held)
-        prefixed = cls(jobs, cache, most_held=most_held)
+        held = added = 0
+        if cache is not None and any(job.rows_seen is not None for job in jobs):
+            held = most_held_by_rows(jobs, cache, policy.graphs)
+            tokens = sum(job.piece.num_tokens for job in jobs)
+            added = max(0, policy.budget.room(tokens, sum(len(job.piece.reads) for job in jobs)))
+        prefixed = cls(jobs, cache, most_held=held, most_added=added)
         size = ForwardSize.of(prefixed.plan.layout.groups)
         size = size._replace(tokens=size.tokens + prefixed.num_cached, held=0)
-        pays = graphs.recomputing_pays(size, launch_tokens)
+        pays = policy.graphs.recomputing_pays(size, policy.launch_tokens)
         if not (pays and prefixed._transactions) or prefixed._needs_cache(jobs):
             return prefixed
         prefixed.rollback()
@@ -168,32 +181,18 @@ class PrefixedForward:
         return transaction
 
     def _begin_rows(
-        self, jobs: Sequence[Job], cache: PrefixCache, most_held: int
+        self, jobs: Sequence[Job], cache: PrefixCache, most_held: int, most_added: int
     ) -> list[PrefixTransaction]:
-        """Begin a transaction for each prefix of rows that came before; return those of use."""
-        begun: list[PrefixTransaction] = []
+        """Begin the transactions of rows that have groups of their own, and return them."""
+        held = sum(each.cached for each in self._transactions.values())
+        held += sum(job.distinct.prefix_len for job in jobs if job.held is not None)
+        rows = RowTransactions(self._transactions, cache, most_held - held, most_added)
         for job in jobs:
-            groups = job.row_groups if most_held else None
-            if groups is None:
-                continue
-            room = most_held - sum(each.cached for each in self._transactions.values())
-            # What another job of this forward computes is as good as cached.
-            cached = {key: len(groups.any_of(key).prefix_ids) for key in groups.pieces}
-            new = [key for key in cached if key not in self._transactions]
-            for key in new:
-                row = groups.any_of(key)
-                self._transactions[key] = cache.begin_row(row.prefix_ids, row.adapter)
-                cached[key] = self._transactions[key].cached
-            groups.join(cached, self._cached_of(job), room)
-            for key in new:
-                if key in groups.pieces:
-                    begun.append(self._transactions[key])
-                    self.num_cached += max(0, cached[key] - job.distinct.prefix_len)
-                else:
-                    self._transactions.pop(key).rollback()
-            if groups.pieces:
+            groups = rows.begin(job, self._of(job))
+            if groups is not None:
                 self._row_groups[job] = groups
-        return begun
+        self.num_cached += rows.num_cached
+        return rows.begun
 
     def _cached_of(self, job: Job) -> int:
         """Cached tokens of a job's prefix that its piece counts."""
@@ -203,7 +202,9 @@ class PrefixedForward:
     def _parts(self, job: Job) -> list[_Part]:
         """What the forward computes of a job, with the transaction of each prefix."""
         cached, groups = self._cached_of(job), self._row_groups.get(job)
-        rest = job.piece if groups is None else groups.rest(cached)
+        # A later forward of the job needs all of the prefix.
+        tail = 0 if job.divided else job.distinct.prefix_len % self._page_tokens
+        rest = job.piece if groups is None else groups.rest(cached, tail)
         if rest is not None and cached:
             rest = rest.behind(cached)
         parts: list[_Part] = [] if rest is None else [(rest, self._of(job))]

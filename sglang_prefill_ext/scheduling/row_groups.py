@@ -49,19 +49,20 @@ class RowGroups:
         return next(iter(self.pieces[key].values()))
 
     def join(self, cached: Mapping[PrefixKey, int], spare: int, most_held: int) -> None:
-        """Decide which rows join: those that save most, as long as no tokens are added in all.
+        """Decide which rows join: those that save most, as long as not too many tokens are added.
 
         A row whose prefix has been evicted is computed once more to be cached again. Where the
         cache has less of it than of the piece's prefix, that costs tokens, which others must save.
 
         Args:
-            cached: tokens of each prefix in `pieces` that are not computed for these pieces.
-            spare: tokens that the cache has of the piece's prefix, and that `piece` counts.
+            cached: tokens of each prefix in `pieces` that are not computed for these pieces; a
+                prefix that is left out does not join.
+            spare: tokens that may be added in all, of those that `piece` counts but the cache has.
             most_held: tokens that the groups may hold in all.
         """
         shared = self._shared
         joining: dict[PrefixKey, dict[int, Piece]] = {}
-        for key in sorted(self.pieces, key=cached.__getitem__, reverse=True):
+        for key in sorted(cached, key=cached.__getitem__, reverse=True):
             others = len(self.pieces[key]) - 1
             added = shared - cached[key] - others * (self.any_of(key).span.fresh - shared)
             if added <= spare and cached[key] <= most_held:
@@ -70,14 +71,15 @@ class RowGroups:
                 joining[key] = self.pieces[key]
         self.pieces = joining
 
-    def rest(self, cached: int) -> Piece | None:
-        """The piece without the rows that join; None if nothing is left to compute.
+    def rest(self, cached: int, tail: int) -> Piece | None:
+        """The piece without the rows that join; None if nothing is left that anyone needs.
 
         Args:
             cached: tokens of its prefix that are not computed.
+            tail: tokens at the end of its prefix that only rows of the piece need.
         """
         piece, span, left = self._piece, self._piece.span, self._left
-        if not left.any() and span.fresh <= cached:
+        if not left.any() and span.fresh <= cached + tail:
             return None
         part = replace(
             span,

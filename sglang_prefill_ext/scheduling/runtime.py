@@ -228,7 +228,8 @@ class PackedRuntime:
         if job.rows.num_rows > 1:
             job.distinct, job.value_places = distinct_rows(job.rows)
             if self._cache is not None and self._shares_prefixes:
-                job.rows_seen = self._cache.rows_seen(job.distinct, self.policy.least_row_tokens)
+                least = self.policy.least_row_tokens(job.distinct.prefix_len)
+                job.rows_seen = self._cache.rows_seen(job.distinct, least)
                 job.keep_prefix = job.keep_prefix or job.rows_seen is not None
         job.cut(budget, self._forwards.cached_tokens(job))
         if job.divided and self._cache is not None and job.rows.prefix_len > self._cache.capacity:

@@ -108,7 +108,7 @@ class RadixPrefixCache:
         rows: RowMemory | None,
     ) -> None:
         self._tree, self._room, self._policy, self._rows = tree, room, policy, rows
-        self.capacity = room.capacity
+        self.capacity, self.page_tokens = room.capacity, tree.page_size
 
     def begin(self, prefix: Int32Array, adapter: str = "", *, keep: bool) -> RadixTransaction:
         held = prefix[: self.capacity]

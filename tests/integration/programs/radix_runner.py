@@ -227,6 +227,7 @@ class WatchedCache:
     def __init__(self, memory: Memory, seen: Counter[str]) -> None:
         self._memory, self._seen = memory, seen
         self.shares, self.capacity = memory.cache.shares, memory.cache.capacity
+        self.page_tokens = memory.cache.page_tokens
 
     def begin_private(self, num_tokens: int) -> Any:
         raise AssertionError("every prefix is made of tokens")

@@ -95,7 +95,7 @@ class MemoryCache:
         free: slots that are neither cached nor reserved.
     """
 
-    shares = True
+    shares, page_tokens = True, 1
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.errors import ConfigError
@@ -30,6 +30,14 @@ def test_what_fits_is_within_both_limits(budget: ForwardBudget, tokens: int, row
     memory = budget.bytes_per_token * tokens + budget.bytes_per_row * rows
     assert budget.num_bytes(tokens, rows) == memory
     assert budget.fits(tokens, rows) == (tokens <= budget.max_tokens and memory <= budget.max_bytes)
+
+
+@given(budgets(), st.integers(0, 40), st.integers(0, 40))
+def test_the_room_can_be_filled_and_no_more(budget: ForwardBudget, tokens: int, rows: int) -> None:
+    assume(budget.fits(tokens, rows))
+    room = budget.room(tokens, rows)
+    assert budget.fits(tokens + room, rows)
+    assert not budget.fits(tokens + room + 1, rows)
 
 
 def test_memory_is_unlimited_unless_given() -> None:

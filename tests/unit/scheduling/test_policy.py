@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import accumulate, combinations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -130,3 +131,13 @@ def test_without_decode_requests_packed_work_never_waits() -> None:
     policy = IterationPolicy(1, 1.1, launch_tokens=5, max_wait_steps=100)
     assert policy.join_tokens(10**6, decoding=False) == UNLIMITED
     assert policy.join_tokens(0, decoding=False) is None
+
+
+@pytest.mark.parametrize(
+    ("launch_tokens", "prefix_len", "least"), [(0, 31, 0), (160, 40, 10), (160, 640, 20)]
+)
+def test_rows_behind_long_prefixes_must_find_more(
+    launch_tokens: int, prefix_len: int, least: int
+) -> None:
+    policy = policy_of(PrefillOnlyConfig(), ForwardBudget(11), launch_tokens=launch_tokens)
+    assert policy.least_row_tokens(prefix_len) == least

@@ -6,12 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sglang_prefill_ext.config import Order
 from sglang_prefill_ext.scheduling import prefixed_forward
-from sglang_prefill_ext.scheduling.budget import ForwardBudget
+from sglang_prefill_ext.scheduling.budget import ForwardBudget, QueueLoad
 from sglang_prefill_ext.scheduling.graph_room import GraphCost
 from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.launches import LaunchedJob
 from sglang_prefill_ext.scheduling.planner import JobShare
+from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
 from sglang_prefill_ext.scheduling.prefixed_forward import NoRoomError, PrefixedForward
 from tests.unit.scheduling.caches import MemoryCache
 from tests.unit.scheduling.jobs import job_of, job_of_rows, request
@@ -131,6 +133,15 @@ ROWS = request([1], *[[row] * 20 for row in (5, 6, 7)])
 CACHED_ROWS = [[1, *[row] * 19] for row in (5, 6, 7)]
 
 
+GRAPHS = GraphCost(tokens=64, eager_tokens=500)
+LAUNCH_TOKENS = 100
+
+
+def policy_of(graphs: GraphCost, launch_tokens: int = LAUNCH_TOKENS) -> SchedulingPolicy:
+    budget, limits = ForwardBudget(1000), QueueLoad(0, 0, 0)
+    return SchedulingPolicy(budget, Order.SRPT, 1, launch_tokens, limits, graphs=graphs)
+
+
 def job_with_rows() -> Job:
     """A job whose rows came before, each up to its last token."""
     return job_of(ROWS, rows_seen=np.array([20] * 3))
@@ -143,18 +154,82 @@ def job_with_rows() -> Job:
         (GraphCost(tokens=64, most_held=64), [20, 20, 20]),
         (GraphCost(tokens=64, most_held=41), [1, 20, 20]),
         (GraphCost(tokens=64, most_held=19), [1]),
+        # With 41 held tokens, at most 38 of 60 are saved, and 22 are too long for the graphs.
+        (GraphCost(tokens=22, most_held=41), [1, 20, 20]),
+        (GraphCost(tokens=21, most_held=41), [20, 20, 20]),
+        (GraphCost(tokens=60, most_held=0), [1]),
+        (GraphCost(tokens=59, most_held=0), [20, 20, 20]),
     ],
-    ids=["eager", "room", "some_room", "no_room"],
+    ids=["eager", "room", "some_room", "no_room", "short", "long", "no_pool", "long_no_pool"],
 )
 def test_rows_have_groups_of_their_own_as_far_as_graphs_can_read_them(
     graphs: GraphCost, held: list[int]
 ) -> None:
     cache = warm(*CACHED_ROWS)
-    prefixed = PrefixedForward.cheapest([job_with_rows()], cache, graphs, LAUNCH_TOKENS)
+    prefixed = PrefixedForward.cheapest([job_with_rows()], cache, policy_of(graphs))
     assert sorted(group.held for group in prefixed.plan.layout.groups) == held
     assert prefixed.num_cached == 1 + 19 * held.count(20)
     prefixed.commit()
     cache.check_idle()
+
+
+def test_rows_that_no_graph_can_replay_have_no_bound_of_graphs() -> None:
+    rows = replace(ROWS, adapter="a")
+    job = job_of(rows, rows_seen=np.array([20] * 3))
+    cache = MemoryCache()
+    for prefix in (*CACHED_ROWS, [1]):
+        transaction = cache.begin(np.array(prefix, dtype=np.int32), "a", keep=False)
+        transaction.reserve(whole=False)
+        transaction.commit()
+    policy = policy_of(GraphCost(tokens=64, most_held=41))
+    prefixed = PrefixedForward.cheapest([job], cache, policy)
+    assert [group.held for group in prefixed.plan.layout.groups] == [20, 20, 20]
+
+
+def test_no_more_rows_begin_than_there_is_room_for() -> None:
+    cache = warm(*CACHED_ROWS)
+    prefixed = PrefixedForward([job_with_rows()], cache, most_held=30)
+    # The prefix, a row that joins, and the first one without room.
+    assert cache.outcomes == ["", "", "rollback"]
+    assert sorted(group.held for group in prefixed.plan.layout.groups) == [1, 20]
+
+
+def test_no_row_begins_before_the_shared_prefix_is_cached() -> None:
+    cache = MemoryCache()
+    PrefixedForward([job_with_rows()], cache, most_held=100).commit()
+    assert cache.outcomes == ["commit"]
+    PrefixedForward([job_with_rows()], cache, most_held=100).commit()
+    assert cache.outcomes == ["commit"] * 5
+    alike = request([1], *[[5] * 18 + [row] * 2 for row in (5, 6, 7)])
+    job, cache = job_of(alike, rows_seen=np.array([19, 19, 0])), MemoryCache()
+    prefixed = PrefixedForward([job], cache, most_held=100)
+    groups = prefixed.plan.layout.groups
+    assert [(group.fresh, group.num_rows) for group in groups] == [(1, 1), (19, 2)]
+
+
+@pytest.mark.parametrize(("most_added", "joining"), [(0, 0), (1, 0), (5, 2), (6, 3), (100, 3)])
+def test_rows_compute_the_end_of_a_prefix_that_is_no_whole_page(
+    most_added: int, joining: int
+) -> None:
+    rows = request([1, 1], *[[row] * 16 for row in (5, 6, 7)])
+    cache, job = MemoryCache(), job_of(rows, rows_seen=np.array([16] * 3))
+    cache.page_tokens = 4
+    prefixed = PrefixedForward([job], cache, most_held=100, most_added=most_added)
+    assert sum(group.fresh == 16 for group in prefixed.plan.layout.groups) == joining
+    assert prefixed.plan.num_tokens == 3 * 16 + 2 * min(joining + 1, 3)
+    prefixed.commit()
+    again = PrefixedForward([job], cache, most_held=100)
+    assert sum(group.held == 16 for group in again.plan.layout.groups) == joining
+
+
+def test_jobs_spend_what_the_cache_has_of_their_prefix_once() -> None:
+    rows = request([1, 2, 3], *[[row] * 18 for row in (5, 6, 7)])
+    jobs = [job_of(rows, rows_seen=np.array([20] * 3)) for rows in (rows, rows)]
+    jobs[1].rows_seen, cache = np.array([19] * 3), warm([1, 2])
+    cache.page_tokens = 2
+    prefixed = PrefixedForward(jobs, cache, most_held=100)
+    counted = sum(job.piece.num_tokens for job in jobs) - 3
+    assert prefixed.plan.num_tokens <= counted
 
 
 def test_jobs_of_a_forward_share_rows() -> None:
@@ -175,10 +250,6 @@ def test_where_a_row_cannot_begin_the_prefix_is_rolled_back() -> None:
     assert cache.outcomes == ["rollback", "rollback"]
 
 
-GRAPHS = GraphCost(tokens=64, eager_tokens=500)
-LAUNCH_TOKENS = 100
-
-
 def test_what_uses_no_cache_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     planned, plan = [], prefixed_forward.plan_forward
 
@@ -187,14 +258,14 @@ def test_what_uses_no_cache_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> 
         return plan(pieces)
 
     monkeypatch.setattr(prefixed_forward, "plan_forward", noted)
-    PrefixedForward.cheapest([job_of(request())], warm(SHORT), GRAPHS, LAUNCH_TOKENS)
+    PrefixedForward.cheapest([job_of(request())], warm(SHORT), policy_of(GRAPHS))
     assert len(planned) == 1
 
 
 @pytest.mark.parametrize("cached", [LONG, SHORT, OTHER])
 def test_short_forwards_go_without_a_cache_that_graphs_cannot_use(cached: list[int]) -> None:
     cache, jobs = warm(cached), [job_of(request(LONG)), job_of(request(OTHER))]
-    prefixed = PrefixedForward.cheapest(jobs, cache, GRAPHS, LAUNCH_TOKENS)
+    prefixed = PrefixedForward.cheapest(jobs, cache, policy_of(GRAPHS))
     assert cache.outcomes == ["rollback", "rollback"]
     assert prefixed.plan.held == prefixed.plan.stores == [None, None]
     assert prefixed.plan.token_ids.tolist() == [*LONG, 9, *OTHER, 9]
@@ -207,7 +278,7 @@ def test_a_wanted_prefix_is_stored_first_and_then_not_read() -> None:
     cache, plans = MemoryCache(), []
     for _ in range(2):
         jobs = [job_of(request(OTHER)), job_of(request(LONG), keep_prefix=True)]
-        prefixed = PrefixedForward.cheapest(jobs, cache, GRAPHS, LAUNCH_TOKENS)
+        prefixed = PrefixedForward.cheapest(jobs, cache, policy_of(GRAPHS))
         plans.append(prefixed.plan)
         prefixed.commit()
     assert None not in plans[0].stores
@@ -228,7 +299,7 @@ def test_the_cache_is_used_where_that_may_be_cheaper_or_has_to_be(
     graphs: GraphCost, launch_tokens: int, job: Job
 ) -> None:
     cache = warm(SHORT)
-    PrefixedForward.cheapest([job], cache, graphs, launch_tokens)
+    PrefixedForward.cheapest([job], cache, policy_of(graphs, launch_tokens))
     assert cache.outcomes == [""]
 
 

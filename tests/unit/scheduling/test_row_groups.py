@@ -86,10 +86,12 @@ def test_rows_of_later_pieces_are_found() -> None:
 def test_nothing_is_left_where_all_rows_join_and_the_prefix_is_cached() -> None:
     plain = request(PREFIX, *ROWS[2:])
     groups = groups_of(plain, SEEN[2:])
-    rest = groups.rest(cached=2)
+    rest = groups.rest(cached=2, tail=0)
     assert rest is not None
     assert (rest.prefix_ids.tolist(), rest.span.num_rows) == (PREFIX, 0)
-    assert groups.rest(cached=3) is None
+    assert groups.rest(cached=3, tail=0) is None
+    assert groups.rest(cached=1, tail=1) is not None
+    assert groups.rest(cached=2, tail=1) is None  # a last token that no row needs
 
 
 @given(plain_requests(max_suffix=9), st.data())
@@ -102,7 +104,7 @@ def test_values_come_in_the_order_of_the_rows(plain: PlainRequest, data: st.Data
     groups = groups_of(plain, seen)
     chosen = data.draw(st.sets(st.sampled_from([*groups.pieces]))) if groups.pieces else set()
     groups.pieces = {key: own for key, own in groups.pieces.items() if key in chosen}
-    rest = groups.rest(cached=prefix)
+    rest = groups.rest(cached=prefix, tail=0)
     pieces = [] if rest is None else [rest]
     pieces += [each for own in groups.pieces.values() for each in own.values()]
     plan = plan_forward(pieces)
