@@ -67,8 +67,8 @@ class EngineState(msgspec.Struct, frozen=True):
     Attributes:
         fingerprint: of the offer.
         offer: None if the router knows it.
-        schedulers: their parts of the status page, some seconds old if one is in a long forward;
-            empty if they have not answered for longer.
+        schedulers: their parts of the status page; empty if they have not answered for long.
+        late: these are some seconds old, as a scheduler is in a long forward.
         tokens: of the packed requests of this process that are under way.
         leaving: it answers these, and then ends.
     """
@@ -76,6 +76,7 @@ class EngineState(msgspec.Struct, frozen=True):
     fingerprint: str
     offer: Offer | None
     schedulers: list[dict[str, Any]]
+    late: bool
     tokens: int
     leaving: bool = False
     version: str = __version__

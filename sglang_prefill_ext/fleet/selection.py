@@ -177,5 +177,6 @@ class Selection:
             member.speed = Speed.of_status(state.schedulers[0], member.offer.pair_tokens)
         if load is not None:
             load.probed(now_s, ok=True)
-            others_tokens = state.outstanding_tokens - load.tokens
-            load.reported(others_tokens * member.speed.token_s, now_s)
+            if not state.late:
+                others_tokens = state.outstanding_tokens - load.tokens
+                load.reported(others_tokens * member.speed.token_s, now_s)

@@ -80,16 +80,19 @@ class Turns(Generic[T]):
         self.last = time.monotonic(), answer
         return answer
 
-    async def answer_within(self, wait_s: float, age_s: float) -> T | None:
+    async def answer_within(self, wait_s: float, age_s: float) -> tuple[T | None, bool]:
         """Return the answer of the next turn if it comes in time, else the last one.
 
         Args:
             wait_s: seconds for which the next turn is waited for.
-            age_s: seconds after which the last answer is too old; then it is None.
+            age_s: seconds after which the last answer is too old.
+
+        Returns:
+            The answer, None if the last one is too old; and whether the next one is late.
         """
         try:
             async with asyncio.timeout(wait_s):
-                return await self.answer()
+                return await self.answer(), False
         except TimeoutError:
             came_s, last = self.last or (-math.inf, None)
-            return last if time.monotonic() - came_s <= age_s else None
+            return last if time.monotonic() - came_s <= age_s else None, True

@@ -65,10 +65,10 @@ def add_carrier_routes(
         query = raw_request.query_params
         if query.get("tokenizer") == offer.tokenizer_digest:
             offer = carrier.with_tokenizer(offer, "")
-        found = await schedulers.answer_within(_SCHEDULERS_WAIT_S, _SCHEDULERS_AGE_S)
+        found, late = await schedulers.answer_within(_SCHEDULERS_WAIT_S, _SCHEDULERS_AGE_S)
         told = [{k: v for k, v in each.items() if k not in _LEFT_OUT} for each in found or []]
         offered = None if query.get("known") == fingerprint else offer
-        state = EngineState(fingerprint, offered, told, engine.tokens, engine.leaving)
+        state = EngineState(fingerprint, offered, told, late, engine.tokens, engine.leaving)
         return Response(carrier.encode(state), media_type=carrier.MSGPACK)
 
     async def rows(raw_request: Request) -> Response:

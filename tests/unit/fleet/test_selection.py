@@ -88,7 +88,7 @@ class Fleet:
     ) -> None:
         replica = self.replicas[url]
         replica.offer = own or replica.offer
-        known = {"schedulers": [STATUS | {"busy_s": busy_s}], "tokens": 0}
+        known = {"schedulers": [STATUS | {"busy_s": busy_s}], "late": False, "tokens": 0}
         self.selection.take_state(replica, EngineState("", None, **(known | state)))
 
     def silence(self, url: str) -> None:
@@ -167,11 +167,22 @@ def test_an_engine_tells_of_the_work_of_others_and_that_it_is_back() -> None:
         others_s = max(0, tokens - 10**8) * load.current_speed.token_s
         assert load.outstanding_s(now_s) == pytest.approx(1.0 + others_s, rel=0.01)
     load.ended(ticket, now_s, ok=False)
-    for _ in range(2):
+    for late in (False, True):
         load.ended(load.sent(1.0, now_s), now_s, ok=False)
-    assert load.health(now_s) is Health.DOWN
-    fleet.answer("a")
-    assert (fleet.loads["a"], load.health(now_s)) == (load, Health.UP)
+        for _ in range(2):
+            load.ended(load.sent(1.0, now_s), now_s, ok=False)
+        assert load.health(now_s) is Health.DOWN
+        fleet.answer("a", late=late)
+        assert (fleet.loads["a"], load.health(now_s)) == (load, Health.UP)
+
+
+def test_what_waited_when_schedulers_last_answered_is_not_told_again() -> None:
+    fleet = Fleet("a")
+    fleet.answer("a", offer(), tokens=10**8)
+    load, now_s = fleet.loads["a"], time.monotonic()
+    outstanding_s = load.outstanding_s(now_s)
+    fleet.answer("a", tokens=10**9, late=True)
+    assert load.outstanding_s(now_s) == outstanding_s
 
 
 def test_an_engine_that_leaves_gets_no_more_work(caplog: pytest.LogCaptureFixture) -> None:
@@ -193,7 +204,7 @@ def test_an_engine_that_leaves_gets_no_more_work(caplog: pytest.LogCaptureFixtur
 
 
 def test_another_version_is_no_engine_of_this_fleet() -> None:
-    state = EngineState(fingerprint_of(offer()), offer(), [], 0)
+    state = EngineState(fingerprint_of(offer()), offer(), [], False, 0)
     assert state_from(encode(state)) == state
     with pytest.raises(EngineUnavailableError, match=r"its version is '0\.0\.9'"):
         state_from(encode(changed(state, version="0.0.9")))

@@ -85,11 +85,11 @@ async def test_where_the_next_answer_takes_too_long_the_last_one_serves() -> Non
         return await asked[-1]
 
     turns = Turns(ask)
-    assert await turns.answer_within(0.01, 60) is None
+    assert await turns.answer_within(0.01, 60) == (None, True)
     asked[0].set_result("late")
     await settled()
-    assert await turns.answer_within(0.01, 60) == "late"
-    assert await turns.answer_within(0.01, 0) is None
+    assert await turns.answer_within(0.01, 60) == ("late", True)
+    assert await turns.answer_within(0.01, 0) == (None, True)
     asked[1].set_result("later")
     await settled()
     in_time = asyncio.create_task(turns.answer_within(60, 0))
@@ -97,7 +97,7 @@ async def test_where_the_next_answer_takes_too_long_the_last_one_serves() -> Non
     asked[2].set_result("for nobody")
     await settled()
     asked[3].set_result("in time")
-    assert await in_time == "in time"
+    assert await in_time == ("in time", False)
 
 
 async def settled() -> None:
