@@ -141,6 +141,7 @@ class Selection:
             load.probed(now_s, ok=False)
         if load is None or load.health(now_s) is Health.DOWN:
             self._alive.pop(replica.url, None)
+            replica.differs = False  # as far as is known now
             self.choose()
 
     def drain(self, url: str) -> None:

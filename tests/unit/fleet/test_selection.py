@@ -117,6 +117,16 @@ def test_those_are_in_use_that_answer_like_most(caplog: pytest.LogCaptureFixture
     assert caplog.text.count(NOT_USED) == 3
 
 
+def test_an_engine_differs_as_long_as_it_says_so() -> None:
+    fleet = Fleet("a", "b")
+    fleet.answer("a", offer())
+    for _ in range(2):
+        fleet.answer("b", offer(model_path="n"))
+        assert [each.differs for each in fleet.replicas.values()] == [False, True]
+        fleet.silence("b")
+        assert not fleet.replicas["b"].differs
+
+
 def test_silent_engines_do_not_count_and_are_back_with_an_answer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
