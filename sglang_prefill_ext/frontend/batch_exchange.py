@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from sglang_prefill_ext.errors import PackedForwardError, PrefillExtError
 from sglang_prefill_ext.frontend.answers import Served
@@ -52,6 +54,18 @@ def read_outs(
     return [ReadOut(table, cached, *times) for table in tables]
 
 
+class _Timed(NamedTuple, Generic[Item]):
+    item: Item
+    deadline_ms: float | None
+
+
+def _urgency(options: RequestOptions) -> int:
+    """A number that is equal for deadlines with about the same time left, within a fifth of it."""
+    if options.deadline_ms is None:
+        return -1
+    return int(4 * math.log2(max(1.0, options.deadline_ms - time.time() * 1e3)))
+
+
 class BatchExchange(Generic[Item]):
     """Gathers items into batches, sends the groups of a batch, and counts what they took.
 
@@ -74,7 +88,7 @@ class BatchExchange(Generic[Item]):
         self._path = path
         self._worker = worker
         self._size_of, self._pack, self._admits = size_of, pack, admits
-        self._gatherer: Gatherer[Item, ReadOut] = Gatherer(self.serve, path.config)
+        self._gatherer: Gatherer[_Timed[Item], ReadOut] = Gatherer(self._serve, path.config)
         # If the forward of a larger batch fails, its items are not tried again one by one: they
         # belong to one call, which fails as a whole.
         self._most_retried = 2 * path.config.gather_rows
@@ -91,11 +105,22 @@ class BatchExchange(Generic[Item]):
         """Return what was read for every item; the errors are those of `PackedExchange.ask`.
 
         Args:
-            kind: only calls of one kind and with equal options share a batch; calls with different
-                deadlines never do.
+            kind: only calls of one kind share a batch, if they also have equal options and about
+                the same time left.
             request, alone: see `Gatherer.ask`.
         """
-        return await self._gatherer.ask((kind, options), items, request, alone=alone)
+        timed = [_Timed(item, options.deadline_ms) for item in items]
+        lane = kind, replace(options, deadline_ms=None), _urgency(options)
+        return await self._gatherer.ask(lane, timed, request, alone=alone)
+
+    async def _serve(
+        self, lane: tuple[Hashable, RequestOptions, int], timed: list[_Timed[Item]]
+    ) -> list[ReadOut | Exception]:
+        """Serve a batch by the latest of the deadlines in it."""
+        kind, options, _ = lane
+        latest = max((each.deadline_ms for each in timed if each.deadline_ms), default=None)
+        options = replace(options, deadline_ms=latest)
+        return await self.serve((kind, options), [each.item for each in timed])
 
     async def serve(
         self, asked: tuple[Hashable, RequestOptions], items: list[Item]

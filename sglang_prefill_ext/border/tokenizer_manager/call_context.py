@@ -68,6 +68,7 @@ class CallContext:
         self.error: HTTPException | None = None
         self.is_stock = parent is not None
         self._parent = parent
+        self._options: RequestOptions | None = None
 
     @property
     def is_opted_out(self) -> bool:
@@ -87,11 +88,19 @@ class CallContext:
     def options(self, config: PrefillOnlyConfig) -> RequestOptions:
         """The options in the client's headers, and the server's timeout if they have none.
 
+        A timeout begins when they are first asked for. Programs make all their calls in one
+        context, so there it begins each time.
+
         Raises:
             RequestError: one has a wrong value.
         """
+        if self._options is not None:
+            return self._options
         options = options_of(headers_of(self.request), now_ms=time.time() * 1e3)
-        return options.within(config.timeout_ms)
+        options = options.within(config.timeout_ms)
+        if self.request is not None:
+            self._options = options
+        return options
 
     def explain(self, explanation: Callable[[], dict[str, Any]]) -> None:
         """Keep the explanation of how the call was served, if that was asked for."""

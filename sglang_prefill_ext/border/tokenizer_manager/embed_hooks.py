@@ -24,7 +24,6 @@ from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall
 from sglang_prefill_ext.frontend.embed.embed_frontend import Embedded, EmbedFrontend
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.explain import explain_stock, explain_vectors
-from sglang_prefill_ext.frontend.options import RequestOptions
 
 
 def generate_request(
@@ -47,14 +46,12 @@ async def packed_vectors(
     context: CallContext,
     names: Sequence[str] = (),
     priority: int | None = None,
-    options: RequestOptions | None = None,
 ) -> tuple[Embedded, CallRecord]:
     """Serve a call on the packed path; return its record, too.
 
     Args:
         names: of its prompts, by which it can be aborted.
         priority: see `CallRecord`.
-        options: of the context, if its timeout has begun already.
 
     Raises:
         StockPathTaken: SGLang is to serve it.
@@ -68,8 +65,7 @@ async def packed_vectors(
         about = request, len(call.prompts), call.contents, names, priority
         with server.records.keeping(*about) as record:
             _check_dimensions(server.manager, call)
-            options = options or context.options(server.path.config)
-            embedded = await frontend.embed(call, options, record)
+            embedded = await frontend.embed(call, context.options(server.path.config), record)
             record.served = embedded.served
     return embedded, record
 
@@ -101,14 +97,13 @@ async def embed(
         obj.normalize_batch_and_arguments()
         names = ([obj.rid] if call.is_single else obj.rid) if is_named else []
         context.raise_if_taken()
-        options = None
         if obj.lora_path and not context.is_opted_out:
             with counted(server.path.metrics, context):
                 options = context.options(server.path.config)
                 await server.path.exchange.pause_over(options, context.request)
         async with acquired_adapter(manager, obj) as adapter:
             call = replace(call, adapter=adapter)
-            asked = server, frontend, call, context, names, obj.priority, options
+            asked = server, frontend, call, context, names, obj.priority
             embedded, record = await packed_vectors(*asked)
     except StockPathTaken as stock:
         server.path.metrics.record_fallback(stock.reason)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -78,6 +79,26 @@ class Setup:
 
 def shown(outcomes: Sequence[ReadOut | Exception]) -> list[object]:
     return [each.table.tolist() if isinstance(each, ReadOut) else type(each) for each in outcomes]
+
+
+async def test_calls_with_about_the_same_time_left_travel_together_by_the_latest_deadline() -> None:
+    setup, now_ms = Setup(), time.time() * 1e3
+    times = [(60_000.0, [1, 2]), (None, [3]), (60_001.5, [4]), (600_000.0, [5]), (60_001.0, [6])]
+
+    async def ask(left_ms: float | None, items: list[int]) -> list[ReadOut]:
+        options = RequestOptions(deadline_ms=None if left_ms is None else now_ms + left_ms)
+        return await setup.batches.ask(4, options, items, None)
+
+    found = await asyncio.gather(*(ask(*each) for each in times))
+    assert [[each.table.tolist() for each in outs] for outs in found] == [
+        [[float(item)] for item in items] for _, items in times
+    ]
+    sent = [rows.tokens.tolist() for _, rows in setup.link.sent]
+    assert sorted(sent) == [[1, 2, 4, 6], [3], [5]]
+    deadlines = {
+        rows[0]: each.deadline_ms for rows, each in zip(sent, setup.link.options, strict=True)
+    }
+    assert deadlines == {1: now_ms + 60_001.5, 3: None, 5: now_ms + 600_000.0}
 
 
 async def test_items_of_a_failed_forward_are_asked_again_all_at_once() -> None:

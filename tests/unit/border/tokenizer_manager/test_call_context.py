@@ -12,6 +12,7 @@ from sglang_prefill_ext.border.tokenizer_manager.call_context import (
     counted,
     with_status,
 )
+from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import (
     DeadlineExceededError,
     EngineUnavailableError,
@@ -37,6 +38,18 @@ CASES = [
 
 def http_request() -> Any:
     return SimpleNamespace(scope={})
+
+
+def test_the_timeout_of_a_request_begins_once() -> None:
+    config = PrefillOnlyConfig(timeout_ms=5)
+    for headers in ({}, {"x-prefill-only-timeout-ms": "9"}):
+        context = CallContext(SimpleNamespace(headers=headers, scope={}))
+        options = context.options(config)
+        assert options.deadline_ms is not None
+        assert context.options(config) is options
+    program = CallContext(None)
+    first, second = (program.options(config) for _ in range(2))
+    assert first is not second
 
 
 def test_every_answered_error_is_tried() -> None:
