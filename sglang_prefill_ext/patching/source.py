@@ -11,7 +11,7 @@ import pkgutil
 import textwrap
 import tokenize
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache
+from functools import _lru_cache_wrapper, cache
 from types import CodeType, ModuleType
 from typing import Any
 
@@ -24,11 +24,15 @@ def unbound(raw: object) -> object:
 def underlying(raw: object) -> object:
     """Strip descriptors and wrappers from a class attribute; return what is left.
 
-    `functools.wraps` leaves a chain of ``__wrapped__``. Its end is the function that SGLang
-    wrote, however often it has been wrapped.
+    `functools.wraps` and its caches leave a chain of ``__wrapped__``, Triton a ``fn``. Its end is
+    the function that SGLang wrote, however often it has been wrapped.
     """
     value = unbound(raw)
-    return inspect.unwrap(value) if inspect.isfunction(value) else value
+    while type(value).__module__.startswith("triton."):
+        value = value.fn  # type: ignore[attr-defined]
+    if inspect.isfunction(value) or isinstance(value, _lru_cache_wrapper):
+        return inspect.unwrap(value)
+    return value
 
 
 def find(target: str) -> object:

@@ -84,10 +84,13 @@ def unproven(settings: Settings) -> str:
     """
     if settings["model"].get("dropout"):  # the ids of a text are random then
         return "BPE with dropout"
-    mark = space_mark(settings)
+    mark, kind = space_mark(settings), (settings.get("pre_tokenizer") or {}).get("type", "")
     for normalizer in normalizers_of(settings):
-        # BERT's puts spaces around some characters, which a mark would join with others.
-        known = is_mark(normalizer) if mark else normalizer["type"] == "BertNormalizer"
+        # BERT's puts spaces around some characters, which may be joined with what follows unless
+        # all spaces are dropped.
+        known = normalizer["type"] == "BertNormalizer" and kind in _WHITESPACE_SPLITTERS
+        if mark:
+            known = is_mark(normalizer)
         if not known and normalizer["type"] != "NFC":
             return f"normalizer {normalizer['type']}"
     if mark:

@@ -43,7 +43,9 @@ def declined_reason(scheduler: Any) -> StockReason | None:
         return StockReason.AUX_HIDDEN_STATES
     if _rotates_by_longest_prompt(runner):
         return StockReason.LONG_ROPE
-    if _stores_by_a_kernel_of_its_own(runner):
+    if runner.model_config.use_ngram_embedding:  # looks up tokens with those before them
+        return StockReason.MODEL_ARCHITECTURE
+    if _stores_by_a_kernel_of_its_own(runner) or _attends_to_some_keys(runner.model):
         return StockReason.ATTENTION_VARIANT
     return next(_attention_reasons(runner.model), None)
 
@@ -98,6 +100,11 @@ def _stores_by_a_kernel_of_its_own(runner: Any) -> bool:
         getattr(module, "use_hpc_ops_fp8_attn", False) is not False
         for module in runner.model.modules()
     )
+
+
+def _attends_to_some_keys(model: Any) -> bool:
+    """Whether an indexer chooses the keys of each token, which any DeepSeek V3 may have."""
+    return any(getattr(module, "use_dsa", False) is True for module in model.modules())
 
 
 def _attention_reasons(model: Any) -> Iterator[StockReason]:

@@ -162,6 +162,9 @@ class SglangModel:
         positions = batch.positions
         if self._first_position:
             positions = positions + self._first_position
+        prepare = getattr(self._model, "_prepare_positions", None)
+        if prepare is not None:  # Mellum casts them for a kernel
+            positions = prepare(positions, self.device)
         made = layers(batch.input_ids, positions, batch)
         hidden: Tensor = made[0] if isinstance(made, tuple) else made  # MiMo V2 returns more
         return hidden[read_at] if batch.read_at is None else hidden

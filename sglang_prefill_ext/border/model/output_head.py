@@ -71,8 +71,12 @@ class OutputHead:
 
 
 def output_module(model: Any) -> Any:
-    """The module that computes logits; some models with tied embeddings have no `lm_head`."""
-    return model.lm_head if hasattr(model, "lm_head") else model.model.embed_tokens
+    """The module that computes logits.
+
+    Some models with tied embeddings have no `lm_head`. SGLang never uses that of Gemma 3.
+    """
+    tied = not hasattr(model, "lm_head") or type(model).__name__ == "Gemma3ForCausalLM"
+    return model.model.embed_tokens if tied else model.lm_head
 
 
 def _is_product(model: Any) -> bool:

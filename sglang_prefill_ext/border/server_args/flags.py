@@ -34,8 +34,8 @@ def add_flags(_result: None, parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="Serve requests that only read prompts (scores, embeddings, log-probs, one token) as "
         "packed forwards. SGLang serves all others, but texts may be encoded by faster libraries, "
-        "experts computed in other blocks, garbage collection frozen, and requests that would "
-        "crash it or have heads over 16 KiB refused.",
+        "experts computed in other blocks, garbage collection frozen, and requests refused that "
+        "would crash it, or whose heads are unfinished after 16 KiB.",
     )
     for knob in fields(PrefillOnlyConfig):
         group.add_argument(

@@ -7,6 +7,7 @@ import functools
 from typing import Any
 
 import pytest
+import triton
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,6 +47,16 @@ def test_signature_has_names_kinds_and_defaults_but_no_annotations() -> None:
 @pytest.mark.parametrize("descriptor", [classmethod, staticmethod, lambda f: f])
 def test_underlying_looks_through_descriptors_and_wrappers(descriptor: Any) -> None:
     assert underlying(descriptor(passthrough(passthrough(plain)))) is plain
+
+
+def test_underlying_looks_through_caches_and_kernels() -> None:
+    assert underlying(functools.lru_cache(functools.cache(plain))) is plain
+    assert underlying(triton.jit(noinline=True)(kernel)) is kernel
+    tuned = triton.autotune([triton.Config({})], key=[])(triton.jit(kernel))
+    assert underlying(tuned) is kernel
+
+
+def kernel(numbers, size): ...  # type: ignore[no-untyped-def]
 
 
 def test_underlying_leaves_a_class_alone() -> None:

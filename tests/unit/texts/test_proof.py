@@ -127,6 +127,10 @@ def test_unicode_normalisation_joins_a_boundary_with_nothing(
             "added token 'word': it is looked for in normalised text",
         ),
         (
+            of(pre_tokenizers.ByteLevel(), normalizer=normalizers.BertNormalizer()),
+            "normalizer BertNormalizer",
+        ),
+        (
             of(
                 pre_tokenizers.Whitespace(),
                 normalizer=normalizers.NFC(),

@@ -74,6 +74,11 @@ def test_encoders_are_declined(pooler: nn.Module, lora: bool, reason: str) -> No
 ORIGINAL = {"original_max_position_embeddings": 64}
 
 
+def plain_config(context_len: int = 1) -> Any:
+    text = SimpleNamespace()
+    return SimpleNamespace(context_len=context_len, hf_text_config=text, use_ngram_embedding=False)
+
+
 class TransformersForCausalLM(nn.Module):
     """Stands for the Transformers backend; only the kinds of rotation are read."""
 
@@ -97,7 +102,7 @@ class TransformersForCausalLM(nn.Module):
 def test_rotations_that_the_longest_prompt_decides_are_declined(kinds: Any, reason: str) -> None:
     runner = SimpleNamespace(
         model=TransformersForCausalLM(kinds),
-        model_config=SimpleNamespace(context_len=32, hf_text_config=SimpleNamespace()),
+        model_config=plain_config(context_len=32),
         attn_backend=object(),
     )
     scheduler = SimpleNamespace(
@@ -157,8 +162,36 @@ def test_queries_that_sglang_quantises_by_a_kernel_of_its_own_are_declined(
     runner = SimpleNamespace(
         model=HYV3ForCausalLM(uses),
         attn_backend=SimpleNamespace(use_fp8=quantised),
-        model_config=SimpleNamespace(context_len=1, hf_text_config=SimpleNamespace()),
+        model_config=plain_config(),
     )
+    scheduler = SimpleNamespace(
+        enable_lora=False, is_generation=True, tp_worker=SimpleNamespace(model_runner=runner)
+    )
+    assert declined_reason(scheduler) == reason
+
+
+class DeepseekV3ForCausalLM(nn.Module):
+    def __init__(self, sparse: bool) -> None:
+        super().__init__()
+        self.attention = nn.Module()
+        self.attention.use_dsa = sparse
+
+
+@pytest.mark.parametrize(
+    ("sparse", "ngrams", "reason"),
+    [
+        (True, False, "attention_variant"),
+        (False, True, "model_architecture"),
+        (False, False, "no_attention_layers"),  # which is looked at next
+    ],
+)
+def test_attention_to_chosen_keys_and_embeddings_of_ngrams_are_declined(
+    sparse: bool, ngrams: bool, reason: str
+) -> None:
+    runner = SimpleNamespace(
+        model=DeepseekV3ForCausalLM(sparse), attn_backend=object(), model_config=plain_config()
+    )
+    runner.model_config.use_ngram_embedding = ngrams
     scheduler = SimpleNamespace(
         enable_lora=False, is_generation=True, tp_worker=SimpleNamespace(model_runner=runner)
     )

@@ -24,9 +24,9 @@ from sglang_prefill_ext.wire.stock_reason import StockReason
 from tests.unit.frontend.links import StubLink, path_of, stub_answer
 
 
-@pytest.mark.parametrize("gemma", [False, True])
-def test_front_ends_encode_no_text_that_sglang_ends_with_a_token_more(
-    monkeypatch: pytest.MonkeyPatch, gemma: bool
+@pytest.mark.parametrize(("gemma", "splits"), [(False, False), (True, False), (False, True)])
+def test_front_ends_encode_no_text_that_their_copy_of_the_tokenizer_encodes_otherwise(
+    monkeypatch: pytest.MonkeyPatch, gemma: bool, splits: bool
 ) -> None:
     monkeypatch.setattr(attached, "thresholds_of_server", lambda: [1, 2, 3])
     model = SimpleNamespace(
@@ -40,6 +40,7 @@ def test_front_ends_encode_no_text_that_sglang_ends_with_a_token_more(
         model_config=model,
         is_generation=False,
         server_args=SimpleNamespace(disable_radix_cache=False),
+        tokenizer=SimpleNamespace(backend_tokenizer=SimpleNamespace(encode_special_tokens=splits)),
     )
     link: Any = SimpleNamespace(
         tokenizer_json="{}",
@@ -50,8 +51,8 @@ def test_front_ends_encode_no_text_that_sglang_ends_with_a_token_more(
     server: Any = SimpleNamespace(manager=manager, link=link, path=path_of(StubLink()))
     facts = attached.AttachableEngine(server).facts()
     assert facts.embeddings == server.path.embeddings
-    assert facts.tokenizer == ("" if gemma else "{}")
-    assert len(facts.probes) == (0 if gemma else len(PROBES))
+    assert facts.tokenizer == ("" if gemma or splits else "{}")
+    assert len(facts.probes) == (0 if gemma or splits else len(PROBES))
 
 
 def attachable() -> Any:
