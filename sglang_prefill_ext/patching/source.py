@@ -28,8 +28,8 @@ def underlying(raw: object) -> object:
     the function that SGLang wrote, however often it has been wrapped.
     """
     value = unbound(raw)
-    while type(value).__module__.startswith("triton."):
-        value = value.fn  # type: ignore[attr-defined]
+    while type(value).__module__.startswith("triton.") and hasattr(value, "fn"):
+        value = value.fn
     if inspect.isfunction(value) or isinstance(value, _lru_cache_wrapper):
         return inspect.unwrap(value)
     return value
