@@ -47,13 +47,7 @@ async def test_nobody_to_ask() -> None:
 
 
 async def test_who_asks_meanwhile_shares_the_next_answer() -> None:
-    asked: list[asyncio.Future[str]] = []
-
-    async def ask() -> str:
-        asked.append(asyncio.get_running_loop().create_future())
-        return await asked[-1]
-
-    turns = Turns(ask)
+    turns, asked = answered_later()
     first = asyncio.create_task(turns.answer())
     await settled()
     later = [asyncio.create_task(turns.answer()) for _ in range(100)]
@@ -78,13 +72,7 @@ async def test_who_asks_meanwhile_shares_the_next_answer() -> None:
 
 
 async def test_where_the_next_answer_takes_too_long_the_last_one_serves() -> None:
-    asked: list[asyncio.Future[str]] = []
-
-    async def ask() -> str:
-        asked.append(asyncio.get_running_loop().create_future())
-        return await asked[-1]
-
-    turns = Turns(ask)
+    turns, asked = answered_later()
     assert await turns.answer_within(0.01, 60) == (None, True)
     asked[0].set_result("late")
     await settled()
@@ -98,6 +86,17 @@ async def test_where_the_next_answer_takes_too_long_the_last_one_serves() -> Non
     await settled()
     asked[3].set_result("in time")
     assert await in_time == ("in time", False)
+
+
+def answered_later() -> tuple[Turns[str], list[asyncio.Future[str]]]:
+    """Turns, and for each question that was asked the future with its answer."""
+    asked: list[asyncio.Future[str]] = []
+
+    async def ask() -> str:
+        asked.append(asyncio.get_running_loop().create_future())
+        return await asked[-1]
+
+    return Turns(ask), asked
 
 
 async def settled() -> None:
