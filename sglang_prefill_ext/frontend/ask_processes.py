@@ -55,14 +55,11 @@ class Turns(Generic[T]):
 
     Args:
         ask: returns a new answer.
-
-    Attributes:
-        last: the newest answer, with the time when it came, as `time.monotonic`; None before.
     """
 
     def __init__(self, ask: Callable[[], Awaitable[T]]) -> None:
-        self.last: tuple[float, T] | None = None
         self._ask = ask
+        self._last: tuple[float, T] | None = None  # the newest answer, and when it came
         self._current: asyncio.Task[T] | None = None
         self._next: asyncio.Task[T] | None = None
 
@@ -77,7 +74,7 @@ class Turns(Generic[T]):
             await asyncio.wait([current])
         self._current, self._next = self._next, None
         answer = await self._ask()
-        self.last = time.monotonic(), answer
+        self._last = time.monotonic(), answer
         return answer
 
     async def answer_within(self, wait_s: float, age_s: float) -> tuple[T | None, bool]:
@@ -94,5 +91,5 @@ class Turns(Generic[T]):
             async with asyncio.timeout(wait_s):
                 return await self.answer(), False
         except TimeoutError:
-            came_s, last = self.last or (-math.inf, None)
+            came_s, last = self._last or (-math.inf, None)
             return last if time.monotonic() - came_s <= age_s else None, True

@@ -118,8 +118,8 @@ class BatchExchange(Generic[Item]):
     ) -> list[ReadOut | Exception]:
         """Serve a batch by the latest of the deadlines in it."""
         kind, options, _ = lane
-        latest = max((each.deadline_ms for each in timed if each.deadline_ms), default=None)
-        options = replace(options, deadline_ms=latest)
+        deadlines = [each.deadline_ms for each in timed if each.deadline_ms is not None]
+        options = replace(options, deadline_ms=max(deadlines, default=None))
         return await self.serve((kind, options), [each.item for each in timed])
 
     async def serve(

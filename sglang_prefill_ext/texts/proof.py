@@ -84,14 +84,12 @@ def unproven(settings: Settings) -> str:
     """
     if settings["model"].get("dropout"):  # the ids of a text are random then
         return "BPE with dropout"
-    mark, kind = space_mark(settings), (settings.get("pre_tokenizer") or {}).get("type", "")
+    mark = space_mark(settings)
+    # BERT's puts spaces around some characters, which may be joined with what follows unless all
+    # spaces are dropped.
+    known = {"NFC", "BertNormalizer"} if _drops_spaces(settings) else {"NFC"}
     for normalizer in normalizers_of(settings):
-        # BERT's puts spaces around some characters, which may be joined with what follows unless
-        # all spaces are dropped.
-        known = normalizer["type"] == "BertNormalizer" and kind in _WHITESPACE_SPLITTERS
-        if mark:
-            known = is_mark(normalizer)
-        if not known and normalizer["type"] != "NFC":
+        if normalizer["type"] not in known and not (mark and is_mark(normalizer)):
             return f"normalizer {normalizer['type']}"
     if mark:
         doubt = doubt_of_merges(settings["model"], mark)
@@ -102,13 +100,23 @@ def unproven(settings: Settings) -> str:
 
 def boundaries_of(settings: Settings) -> Boundaries:
     """Return where texts may be cut for a tokenizer that is not `unproven`."""
-    kind, mark = (settings.get("pre_tokenizer") or {}).get("type", ""), space_mark(settings)
+    kind, mark = _pre_tokenizer(settings), space_mark(settings)
     marks = "" if mark or kind == "Metaspace" else _WHITESPACE_SPLITTERS.get(kind, MARKS)
     added = settings.get("added_tokens", ())
     taken = set().union(*(Boundaries(marks).inside(_normal_form(token)) for token in added))
     free = (each for each in marks if each not in taken)
     ends = (token["content"][-1:] for token in added if token["rstrip"])
     return Boundaries("".join(free), frozenset([*mark, *ends]))
+
+
+def _pre_tokenizer(settings: Settings) -> str:
+    """The type of the pre-tokenizer; empty if there is none."""
+    return str((settings.get("pre_tokenizer") or {}).get("type", ""))
+
+
+def _drops_spaces(settings: Settings) -> bool:
+    """Whether no space becomes a part of a token."""
+    return _pre_tokenizer(settings) in _WHITESPACE_SPLITTERS and not space_mark(settings)
 
 
 def _normal_form(token: Settings) -> str:
