@@ -17,8 +17,7 @@ from zmq.utils.monitor import parse_monitor_message
 from sglang_prefill_ext.attach import messages
 from sglang_prefill_ext.attach.address import ENGINE_FLAG, stranger_at
 from sglang_prefill_ext.attach.mailbox import Mailbox, socket_of
-from sglang_prefill_ext.attach.session import Session
-from sglang_prefill_ext.attach.session_texts import SessionTexts
+from sglang_prefill_ext.attach.session import Session, SessionTexts
 from sglang_prefill_ext.errors import EngineUnavailableError
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.metrics import FrontendMetrics

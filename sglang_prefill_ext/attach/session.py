@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from sglang_prefill_ext.attach import messages
-from sglang_prefill_ext.attach.session_texts import SessionTexts
 from sglang_prefill_ext.errors import EngineUnavailableError, PrefillExtError
 from sglang_prefill_ext.frontend.embed.embed_frontend import EmbedFrontend
 from sglang_prefill_ext.frontend.exchange import PackedExchange
@@ -16,10 +15,41 @@ from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.packed_path import PackedPath
 from sglang_prefill_ext.frontend.score.score_frontend import ScoreFrontend
 from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.texts.libraries import faithful_copy
+from sglang_prefill_ext.texts.text_encoder import TextEncoder
 from sglang_prefill_ext.wire.arrays import FlatRows, Int32Array
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.prefix_policy import repeated_prefixes
 from sglang_prefill_ext.wire.status import Status, end_with
+
+
+class SessionTexts:
+    """Keeps the encoder of the last session, because engines come back with the same tokenizer.
+
+    To read one takes up to a second, for which nothing else runs in the process.
+    """
+
+    def __init__(self, metrics: FrontendMetrics) -> None:
+        self._metrics = metrics
+        self._made_of: tuple[object, ...] = ()
+        self._encoder: TextEncoder | None = None
+
+    def encoder_for(self, facts: messages.Facts) -> TextEncoder | None:
+        """Return what encodes texts as an engine does; None where the engine has to.
+
+        Raises:
+            BaseException: whatever the tokenizer's library raises, also a panic in Rust.
+        """
+        made_of = facts.tokenizer, facts.probes, facts.config
+        if made_of != self._made_of:
+            self._encoder, self._made_of = self._encoder_of(facts), made_of
+        return self._encoder
+
+    def _encoder_of(self, facts: messages.Facts) -> TextEncoder | None:
+        copy = faithful_copy(facts.tokenizer, facts.probes)
+        if copy is None:
+            return None
+        return TextEncoder(copy.encode, facts.tokenizer, facts.config, self._metrics, copy=copy)
 
 
 class Session:

@@ -11,8 +11,7 @@ from typing import Any
 import aiohttp
 
 from sglang_prefill_ext.attach.carrier import Offer
-from sglang_prefill_ext.attach.session import Session
-from sglang_prefill_ext.attach.session_texts import SessionTexts
+from sglang_prefill_ext.attach.session import Session, SessionTexts
 from sglang_prefill_ext.errors import EngineUnavailableError
 from sglang_prefill_ext.fleet.calls import Calls
 from sglang_prefill_ext.fleet.dispatch import Dispatcher

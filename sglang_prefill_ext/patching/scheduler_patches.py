@@ -136,7 +136,7 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         _around(
             id=patch_id,
             target=f"sglang.srt.models.{target}.forward",
-            hook=f"{_MODEL_HOOKS}.recurrent.short_conv:convolved",
+            hook=f"{_MODEL_HOOKS}.packed_backend:convolved",
             why="A packed forward has no slot in the pool of states that these layers read.",
             relies_on="self.in_proj self.out_proj self.conv_weight self.conv_bias self.layer_idx",
             diffs=("0040-short-convolutions-through-the-backend.patch",),

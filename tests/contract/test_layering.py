@@ -230,7 +230,7 @@ def test_a_module_imports_only_what_its_layer_may() -> None:
         ("frontend.pack", "from sglang_prefill_ext.border import messages"),
         ("frontend.pack", "from sglang_prefill_ext import border"),
         ("border.http_server.own_routes", "from sglang_prefill_ext import plugin"),
-        ("attention.merge", "import sglang.srt.utils as u"),
+        ("attention.partial", "import sglang.srt.utils as u"),
     ],
 )
 def test_the_rule_catches_a_forbidden_import(module: str, source: str) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 from prefill_kernels.shared_prefix_attention import CachedKV, KeyParts, TilePlan
-from prefill_kernels.shared_prefix_attention.reference import shared_prefix_attention_reference
 from torch import Tensor
 
 from sglang_prefill_ext.layout.kernel_plan import KernelPlan, plan_tiles
 from sglang_prefill_ext.layout.tokens import ForwardLayout
+from tests.kernels.references import shared_prefix_attention_reference
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 UNUSED_SLOTS = 3

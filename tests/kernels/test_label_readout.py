@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from prefill_kernels.errors import KernelArgumentError
 from prefill_kernels.label_readout import label_readout
 from prefill_kernels.label_readout.configs import FEW_ROWS, FLOAT32, MANY_ROWS
-from prefill_kernels.label_readout.reference import label_readout_reference
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.kernels.devices import on
+from tests.kernels.references import label_readout_reference
 
 # The inputs are exact in both dtypes; float32 sums differ only by their order.
 EPSILON = 2e-5

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from prefill_kernels.errors import KernelArgumentError
 from prefill_kernels.merge_state import merge_parts, merge_state
 from prefill_kernels.merge_state.op import MAX_PAIRS
-from prefill_kernels.merge_state.reference import merge_states_reference
 from torch import Tensor
 
 from tests.kernels.devices import on
+from tests.kernels.references import merge_states_reference
 
 EPSILON = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 

@@ -27,9 +27,10 @@ from sglang_prefill_ext.border.model.model_classes import (
 from sglang_prefill_ext.border.model.output_head import OutputHead
 from sglang_prefill_ext.border.model.packed_backend import (
     PackedAttentionBackend,
+    PackedForwardBatch,
     PackedHybridBackend,
+    packed_batch_of,
 )
-from sglang_prefill_ext.border.model.packed_batch import PackedForwardBatch, packed_batch_of
 from sglang_prefill_ext.border.model.recurrent.layers import recurrence_of, state_bytes
 from sglang_prefill_ext.border.model.sampler import SglangSampler
 from sglang_prefill_ext.errors import PackedForwardError

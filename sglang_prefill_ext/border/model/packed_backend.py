@@ -1,20 +1,80 @@
-"""A packed forward's attention, as SGLang's layers see it."""
+"""The batch of a packed forward, and what computes over it, as SGLang's layers see them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.attention.hybrid_linear_attn_backend import HybridLinearAttnBackend
+from sglang.srt.model_executor.forward_batch_info import (
+    CaptureHiddenMode,
+    ForwardBatch,
+    ForwardMode,
+)
 from torch import Tensor
 
 from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.border.model.latent_attention import LATENT_BACKEND, queries_and_latents
-from sglang_prefill_ext.border.model.packed_batch import PackedForwardBatch
 from sglang_prefill_ext.border.model.recurrent.delta_rule import delta_inputs
 from sglang_prefill_ext.border.model.recurrent.state_space import PackedMamba
 from sglang_prefill_ext.errors import PackedForwardError
+from sglang_prefill_ext.forward.upload import upload
+from sglang_prefill_ext.recurrent.layers import RecurrentInputs
+
+
+def without_adapters(*, shortened: bool) -> None:
+    """`PackedForwardBatch.adapt` on a server without LoRA adapters."""
+
+
+@dataclass
+class PackedForwardBatch(ForwardBatch):  # type: ignore[misc]
+    """A `ForwardBatch` with what `PackedAttentionBackend` reads and writes."""
+
+    # Declared fields, because SGLang copies batches with `dataclasses.replace`.
+    attend: Any = None
+    read_at: Any = None
+    adapt: Any = without_adapters  # called before layers, see `Adapters.apply_to`
+    recur: Any = None
+    latents: Any = None  # of the layer that runs, if it has latent attention
+    shared: Any = None  # keys and values by layer, of layers whose number later ones have, too
+
+
+def packed_batch_of(
+    token_ids: Tensor, positions: Tensor, row_lens: list[int], zeros: Tensor
+) -> PackedForwardBatch:
+    """A batch of rows without KV slots; every token gets slot 0, which SGLang uses for padding.
+
+    Args:
+        zeros: int64 ``[tokens]``.
+    """
+    device, rows, total = token_ids.device, len(row_lens), len(token_ids)
+    (lens,) = upload([np.array(row_lens, dtype=np.int32)], device)
+    return PackedForwardBatch(
+        forward_mode=ForwardMode.EXTEND,
+        batch_size=rows,
+        input_ids=token_ids,
+        positions=positions,
+        req_pool_indices=zeros[:rows],
+        seq_lens=lens,
+        seq_lens_sum=total,
+        out_cache_loc=zeros,
+        extend_num_tokens=total,
+        extend_seq_lens=lens,
+        extend_seq_lens_cpu=row_lens,
+        extend_prefix_lens=zeros.view(torch.int32)[:rows],
+        extend_prefix_lens_cpu=[0] * rows,
+        capture_hidden_mode=CaptureHiddenMode.NULL,
+        global_num_token_non_padded_cpu=total,
+        is_prefill_only=True,
+        # With a mask, models leave storing K/V to the attention backend, and ours stores none.
+        # Without it, some models would write all K/V to slot 0 together with the rotary embedding.
+        dcp_kv_mask=zeros,
+        shared={},
+    )
 
 
 class PackedAttentionBackend(AttentionBackend):  # type: ignore[misc]
@@ -117,3 +177,15 @@ class PackedHybridBackend(PackedAttentionBackend, HybridLinearAttnBackend):  # t
     """For models with layers of Mamba-2, which want a backend of this class."""
 
     linear_attn_backend = PackedMamba()
+
+
+def convolved(
+    original: Callable[..., Tensor], conv: Any, hidden_states: Tensor, forward_batch: Any
+) -> Tensor:
+    """AROUND `Lfm2ShortConv.forward` and `Lfm2MoeShortConv.forward`, which read SGLang's pool."""
+    if not isinstance(forward_batch, PackedForwardBatch):
+        return original(conv, hidden_states, forward_batch)
+    before, behind, x = conv.in_proj(hidden_states)[0].chunk(3, dim=-1)
+    inputs = RecurrentInputs(before * x, conv.conv_weight, conv.conv_bias)
+    out: Tensor = conv.out_proj(behind * forward_batch.recur(conv.layer_idx, inputs))[0]
+    return out

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.border.model.decoder_model import SglangModel
 from sglang_prefill_ext.border.model.model_classes import ENCODER_ARCHITECTURES, encoder_traits
-from sglang_prefill_ext.border.model.packed_batch import PackedForwardBatch
+from sglang_prefill_ext.border.model.packed_backend import PackedForwardBatch
 from sglang_prefill_ext.errors import PackedForwardError
 from sglang_prefill_ext.forward.model import Overrides
 from sglang_prefill_ext.recurrent.layers import RecurrentInputs

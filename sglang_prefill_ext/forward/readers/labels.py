@@ -13,6 +13,8 @@ from prefill_kernels.label_readout import label_readout
 from torch import Tensor
 
 from sglang_prefill_ext.forward.logits import (
+    LogitChunk,
+    Pick,
     ProductHead,
     log_probs_at_labels,
     logits_at_labels,
@@ -20,12 +22,11 @@ from sglang_prefill_ext.forward.logits import (
     values_by_chunk,
 )
 from sglang_prefill_ext.forward.model import Model
-from sglang_prefill_ext.forward.readers.best_tokens import best_tokens, drawn_tokens
 from sglang_prefill_ext.forward.upload import upload
 from sglang_prefill_ext.layout.tokens import ForwardLayout
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
-from sglang_prefill_ext.wire.reads import LabelKind, Reads
-from sglang_prefill_ext.wire.sampling import Draw
+from sglang_prefill_ext.wire.reads import Best, LabelKind, Reads
+from sglang_prefill_ext.wire.sampling import Draw, Sampling
 
 DRAW_MEMORY = 8
 """How many times more memory drawing takes than reading log-probs: a sampler sorts the vocabulary,
@@ -105,6 +106,41 @@ class LabelReader:
             logits_of = partial(product, head.weight[columns])
         pick = log_probs_at_labels if kind.normalised else logits_at_labels
         return values_by_chunk(hidden, reads, logits_of, most, pick)
+
+
+def best_tokens(num_best: int) -> Pick:
+    """Pick the most probable tokens; among equals the lowest id wins, as in greedy sampling."""
+
+    def pick(chunk: LogitChunk) -> tuple[Tensor, Best[Tensor]]:
+        log_probs = chunk.logits.log_softmax(dim=-1)
+        # Like SGLang's sampler, compare logits: two that differ may have equal log-probs.
+        token = chunk.logits.argmax(dim=-1, keepdim=True)
+        top, ids = log_probs[:, :0], token[:, :0]
+        if num_best > 1:
+            top, ids = log_probs.topk(num_best - 1, dim=-1)
+        best = Best(log_probs.gather(1, token), token.float(), top, ids.float())
+        return chunk.at_labels(log_probs), best
+
+    return pick
+
+
+def drawn_tokens(
+    num_best: int, model: Model, sampling: Sampling, positions: NDArray[np.int64]
+) -> Pick:
+    """Draw the next token of every read.
+
+    Args:
+        sampling: parameters of the reads, all of one kind of `Draw`.
+        positions: positions of the read tokens in their prompts, int64 ``[reads]``.
+    """
+
+    def pick(chunk: LogitChunk) -> tuple[Tensor, Best[Tensor]]:
+        (places,) = upload([positions[chunk.reads]], chunk.logits.device)
+        labels = np.split(chunk.label_ids, np.cumsum(chunk.label_lens)[:-1])
+        listed = [each.tolist() for each in labels]
+        return model.draw(chunk.logits, sampling[chunk.reads], places, num_best - 1, listed)
+
+    return pick
 
 
 def _read_with_kernel(hidden: Tensor, head: ProductHead, reads: Reads, normalised: bool) -> Tensor:

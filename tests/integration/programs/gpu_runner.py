@@ -35,7 +35,7 @@ from sglang.srt.server_args import PortArgs, prepare_server_args  # noqa: E402
 
 from sglang_prefill_ext.border.messages import PackedRowsReq  # noqa: E402
 from sglang_prefill_ext.border.model.model_classes import encoder_traits  # noqa: E402
-from sglang_prefill_ext.border.model.packed_batch import PackedForwardBatch  # noqa: E402
+from sglang_prefill_ext.border.model.packed_backend import PackedForwardBatch  # noqa: E402
 from sglang_prefill_ext.border.scheduler import scheduler_hooks  # noqa: E402
 from sglang_prefill_ext.forward import pace  # noqa: E402
 from sglang_prefill_ext.forward.graphs import replay  # noqa: E402

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from msgspec.structs import replace as changed
 
-from sglang_prefill_ext.attach.session_texts import SessionTexts
+from sglang_prefill_ext.attach.session import SessionTexts
 from sglang_prefill_ext.config import Switch
 from sglang_prefill_ext.metrics import FrontendMetrics
 from tests.unit.attach.engines import facts, word_tokenizer

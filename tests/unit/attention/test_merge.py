@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sglang_prefill_ext.attention.merge import merge_states
+from sglang_prefill_ext.attention.partial import merge_states
 from tests.unit.attention.reference import attend
 
 TOKENS, HEADS, DIM = 5, 4, 8

@@ -14,7 +14,7 @@ from torch import Tensor
 from sglang_prefill_ext.forward.executor import PackedExecutor
 from sglang_prefill_ext.forward.logits import values_by_chunk
 from sglang_prefill_ext.forward.memory import peak_bytes
-from sglang_prefill_ext.forward.readers.best_tokens import best_tokens
+from sglang_prefill_ext.forward.readers.labels import best_tokens
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.planner import plan_forward
 from sglang_prefill_ext.scheduling.split import split_request

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from sglang.srt.models import utils
 
 from sglang_prefill_ext.attention.inputs import LayerInputs
-from sglang_prefill_ext.border.model.packed_backend import PackedAttentionBackend
+from sglang_prefill_ext.border.model.packed_backend import PackedAttentionBackend, packed_batch_of
 from sglang_prefill_ext.errors import PackedForwardError
 
 STOCK = SimpleNamespace(token_to_kv_pool=None, req_to_token_pool=None)
@@ -97,3 +98,17 @@ def test_what_packed_attention_does_not_know_is_an_error() -> None:
     backend, batch = PackedAttentionBackend(STOCK, last_layer=3), SimpleNamespace(read_at=None)
     with pytest.raises(PackedForwardError, match="knows no k_rope, which layer 0"):
         backend.forward_extend(TOKENS, TOKENS, TOKENS, layer, batch, k_rope=TOKENS)
+
+
+def test_no_model_stores_keys_while_it_rotates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA, some models would otherwise write the keys of every packed token to slot 0."""
+    pool = SimpleNamespace(dtype=torch.bfloat16)
+    monkeypatch.setattr(utils, "_is_cuda", True)
+    monkeypatch.setattr(utils, "get_token_to_kv_pool", lambda: pool)
+    monkeypatch.setattr(utils, "is_cp_active", lambda _batch: False)
+    stock = SimpleNamespace(dcp_kv_mask=None)
+    assert utils.enable_fused_set_kv_buffer(stock) is True
+    tokens = torch.arange(2)
+    assert not utils.enable_fused_set_kv_buffer(
+        packed_batch_of(tokens, tokens, [2], torch.zeros_like(tokens))
+    )

@@ -23,8 +23,7 @@ from torch import Tensor
 from sglang_prefill_ext.border.model.sampler import SglangSampler, batch_info
 from sglang_prefill_ext.forward.logits import values_by_chunk
 from sglang_prefill_ext.forward.memory import peak_bytes
-from sglang_prefill_ext.forward.readers.best_tokens import best_tokens, drawn_tokens
-from sglang_prefill_ext.forward.readers.labels import DRAW_MEMORY
+from sglang_prefill_ext.forward.readers.labels import DRAW_MEMORY, best_tokens, drawn_tokens
 from sglang_prefill_ext.frontend.token.token_call import token_call_of
 from sglang_prefill_ext.wire.sampling import Sampling
 from tests.unit.frontend.token.token_requests import tokenized

@@ -18,8 +18,7 @@ from sglang_prefill_ext.forward.logits import (
     product,
     values_by_chunk,
 )
-from sglang_prefill_ext.forward.readers.best_tokens import best_tokens
-from sglang_prefill_ext.forward.readers.labels import LabelReader
+from sglang_prefill_ext.forward.readers.labels import LabelReader, best_tokens
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.planner import plan_forward
 from sglang_prefill_ext.scheduling.split import split_request

@@ -1,10 +1,43 @@
-"""`shared_prefix_attention` by definition: a mask of what each query sees, in float64."""
+"""The kernels by their definitions, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
+from prefill_kernels.shared_prefix_attention.arguments import CachedKV, KeyParts, TilePlan
 from torch import Tensor
 
-from prefill_kernels.merge_state.reference import merge_states_reference
-from prefill_kernels.shared_prefix_attention.arguments import CachedKV, KeyParts, TilePlan
+
+def merge_states_reference(
+    outs: Sequence[Tensor] | Tensor, lses: Sequence[Tensor] | Tensor
+) -> tuple[Tensor, Tensor]:
+    """`out` and `lse` of `merge_state` and `merge_parts`, both float64."""
+    stacked = torch.stack([lse.double() for lse in lses])
+    lse = torch.logsumexp(stacked, dim=0)
+    weights = torch.exp(stacked - torch.where(lse.isneginf(), 0.0, lse)).unsqueeze(-1)
+    parts = torch.stack([out.double() for out in outs])
+    return torch.where(weights > 0, weights * parts, 0.0).sum(dim=0), lse
+
+
+def label_readout_reference(
+    hidden: Tensor,
+    weight: Tensor,
+    label_ids: Tensor,
+    label_rows: Tensor,
+    *,
+    vocab_start: int = 0,
+    scale: float = 1.0,
+    softcap: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """Label logits `[labels]` and log-sum-exp `[rows]` of `label_readout`, both float64."""
+    logits = hidden.double() @ weight.double().T * scale
+    if softcap:
+        logits = softcap * torch.tanh(logits / softcap)
+    token = label_ids.long() - vocab_start
+    held = (token >= 0) & (token < weight.shape[0])
+    labels = logits[label_rows.long(), token.where(held, 0)]
+    return labels.where(held, -torch.inf), torch.logsumexp(logits, dim=1)
 
 
 def shared_prefix_attention_reference(
