@@ -60,6 +60,7 @@ class Session:
         send: passes another message on, without waiting.
         metrics: counts of this process.
         texts: of this process; each of its sessions uses the same.
+        one_engine: False for a session with a whole fleet, see `PackedExchange`.
     """
 
     def __init__(
@@ -69,9 +70,12 @@ class Session:
         send: Callable[[messages.Stock | messages.Abort], None],
         metrics: FrontendMetrics,
         texts: SessionTexts,
+        *,
+        one_engine: bool = True,
     ) -> None:
         self.facts = facts
-        self.exchange = PackedExchange(self, max_row_tokens=facts.config.max_forward_tokens)
+        most = facts.config.max_forward_tokens
+        self.exchange = PackedExchange(self, max_row_tokens=most, one_engine=one_engine)
         self.exchange.declined_reason = facts.declined
         self.texts = texts.encoder_for(facts)
         self.path = PackedPath(

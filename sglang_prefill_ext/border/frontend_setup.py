@@ -33,6 +33,7 @@ from sglang_prefill_ext.border.tokenizer_manager.gc_frontend import FrontendGc
 from sglang_prefill_ext.border.tokenizer_manager.server import ATTRIBUTE, PrefillServer, server_of
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import ConfigError
+from sglang_prefill_ext.frontend.ask_processes import Turns
 from sglang_prefill_ext.frontend.embed.embed_frontend import EmbedFrontend
 from sglang_prefill_ext.frontend.packed_path import PackedPath
 from sglang_prefill_ext.frontend.score.score_frontend import ScoreFrontend
@@ -71,7 +72,9 @@ def attach_server(_result: None, manager: Any) -> None:
         add_routes(app, server)
         add_gc_route(app, server.gc)
         offer = partial(offer_of, app, manager, engine)
-        add_carrier_routes(app, engine, offer, server.link.scheduler_status)
+        link = server.link
+        schedulers = Turns(link.scheduler_status, is_whole=link.are_all_schedulers)
+        add_carrier_routes(app, engine, offer, schedulers)
         shorten_routes(app, server)
 
 

@@ -122,6 +122,7 @@ class Attempts:
             tried, state = choice
         begin(tried, state)
         other: Choice | None = None
+        answered = False
         try:
             while True:
                 done, _ = await asyncio.wait(
@@ -129,6 +130,7 @@ class Attempts:
                 )
                 for answer in [self._ended(part, running.pop(task), task) for task in done]:
                     if answer.result.status not in _AGAIN:
+                        answered = True
                         return answer
                     last = answer
                 if other is None:
@@ -142,7 +144,8 @@ class Attempts:
             for task, attempt in running.items():
                 task.cancel()
                 now_s, load = time.monotonic(), attempt.load
-                (load.given_up if load.is_late(now_s) else load.cancelled)(attempt.ticket, now_s)
+                failed = answered and load.is_late(now_s)  # else the client has left
+                (load.given_up if failed else load.cancelled)(attempt.ticket, now_s)
 
     def _ended(
         self, part: RowsPart, attempt: _Attempt, task: asyncio.Task[PartAnswer]

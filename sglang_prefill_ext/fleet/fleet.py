@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -57,7 +58,7 @@ class Fleet:
         self._on_session = on_session
         self.replicas: dict[str, Replica] = {}
         self.deployment: dict[str, int] = {}
-        self.loads = Loads()
+        self.loads = Loads(preference=random.getrandbits(32) | 1)
         self.dispatcher = Dispatcher(self.replicas, self.loads, extra_work)
         self._selection = Selection(self.replicas, self.loads, self._begin_session)
         self._session: Session | None = None
@@ -179,7 +180,8 @@ class Fleet:
         self._session = None
         try:
             self._session = Session(
-                offer.facts, calls.take_rows, calls.take, self._metrics, self._texts
+                *(offer.facts, calls.take_rows, calls.take, self._metrics, self._texts),
+                one_engine=False,
             )
             calls.session = self._session
         except (KeyboardInterrupt, SystemExit):

@@ -33,10 +33,15 @@ class Loads(dict[str, ReplicaLoad]):
     """The replicas of a fleet that are in use, by id.
 
     Times are seconds of any clock that does not go back. Not safe across threads.
+
+    Args:
+        preference: decides which replica is chosen of several that are as good. Routers should
+            have different numbers, as none sees at once what others have sent. 0: the first one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, preference: int = 0) -> None:
         super().__init__()
+        self._preference = preference
         self._recent_busy_s = self._recent_s = 0.0
         self._looked_s = 0.0
 
@@ -48,7 +53,10 @@ class Loads(dict[str, ReplicaLoad]):
         Args:
             with_prefix: the replicas that have the prefix of the request.
         """
-        healths = {name: load.health(now_s) for name, load in self.items()}
+        loads = list(self.items())
+        if self._preference:
+            loads.sort(key=lambda each: hash((self._preference, each[0])))
+        healths = {name: load.health(now_s) for name, load in loads}
         wanted = Health.UP if Health.UP in healths.values() else Health.SUSPECT
         states = {
             name: ReplicaState(
@@ -57,7 +65,7 @@ class Loads(dict[str, ReplicaLoad]):
                 has_prefix=load in with_prefix,
                 available=healths[name] is wanted,
             )
-            for name, load in self.items()
+            for name, load in loads
         }
         return Snapshot(states, self._utilisation(states, now_s))
 

@@ -34,7 +34,8 @@ class ReplicaLoad:
     Costs are in seconds at the speed that the replica was added with. `ratio` is how many times
     slower it has been recently: the time that it was busy with parts from here, divided by the cost
     of those that it has answered. The order of answers does not matter, so replicas may join and
-    reorder waiting parts.
+    reorder waiting parts. Nothing is learnt while more work of others waits there than from here:
+    whether a part had to wait for it cannot be seen.
 
     Attributes:
         draining: it gets no more work, but may finish what it has.
@@ -49,6 +50,7 @@ class ReplicaLoad:
         self._others_s, self._reported_s = 0.0, now_s
         self._seen_s = self._asked_s = self._progress_s = now_s
         self._unanswered_busy_s = self._untold_busy_s = 0.0
+        self._others_prevailed = False  # at any time since the last answer
         self._recent_busy_s = self._recent_cost = _RATIO_MEMORY_S / 4
         self._failures = Failures()
         self._newest = self._newest_at_failure = -1
@@ -98,15 +100,20 @@ class ReplicaLoad:
         self._pass(now_s)
         longest = max(each.cost for each in self._sent.values())
         cost = self._forget(ticket)
+        if not self._others_prevailed:
+            self._learn(cost, longest)
+        self._unanswered_busy_s, self._others_prevailed = 0.0, False
+        self._progress_s = now_s
+        self._failures = Failures()
+
+    def _learn(self, cost: float, longest: float) -> None:
+        """Measure the speed by an answered part; `longest` is the cost of the longest one."""
         busy_s = min(self._unanswered_busy_s, _MOST_SURPRISE * longest * self.ratio)
         kept = 0.5 ** (busy_s / max(_RATIO_MEMORY_S, _RATIO_MEMORY_PARTS * longest))
         self._recent_busy_s = kept * self._recent_busy_s + busy_s
         self._recent_cost = kept * self._recent_cost + cost
-        self._unanswered_busy_s = 0.0
         self.ratio = self._recent_busy_s / self._recent_cost
         self.current_speed = self._speed.slowed(self.ratio)
-        self._progress_s = now_s
-        self._failures = Failures()
 
     def given_up(self, ticket: int, now_s: float) -> None:
         """Record a failure: a part waited for too long, and another replica has answered it."""
@@ -123,7 +130,8 @@ class ReplicaLoad:
             self._unanswered_busy_s = max(0.0, self._unanswered_busy_s - spent_s)
         self._forget(ticket)
         if not self._sent:
-            self._unanswered_busy_s = 0.0  # no answer will tell what this time was spent on
+            # No answer will tell what this time was spent on.
+            self._unanswered_busy_s, self._others_prevailed = 0.0, False
 
     def reported(self, others_s: float, now_s: float) -> None:
         """Record how much work the replica has that did not come from here.
@@ -195,6 +203,7 @@ class ReplicaLoad:
         if self._sent:
             self._unanswered_busy_s += passed_s * own_s / (own_s + others_s)
             self._untold_busy_s += passed_s
+            self._others_prevailed |= others_s > own_s
         else:
             self._untold_busy_s += min(passed_s, others_s)
 

@@ -55,11 +55,14 @@ class Turns(Generic[T]):
 
     Args:
         ask: returns a new answer.
+        is_whole: whether an answer may stand for later ones, see `answer_within`.
     """
 
-    def __init__(self, ask: Callable[[], Awaitable[T]]) -> None:
-        self._ask = ask
-        self._last: tuple[float, T] | None = None  # the newest answer, and when it came
+    def __init__(
+        self, ask: Callable[[], Awaitable[T]], *, is_whole: Callable[[T], bool] = lambda _: True
+    ) -> None:
+        self._ask, self._is_whole = ask, is_whole
+        self._last: tuple[float, T] | None = None  # the newest whole answer, and when it came
         self._current: asyncio.Task[T] | None = None
         self._next: asyncio.Task[T] | None = None
 
@@ -74,11 +77,12 @@ class Turns(Generic[T]):
             await asyncio.wait([current])
         self._current, self._next = self._next, None
         answer = await self._ask()
-        self._last = time.monotonic(), answer
+        if self._is_whole(answer):
+            self._last = time.monotonic(), answer
         return answer
 
     async def answer_within(self, wait_s: float, age_s: float) -> tuple[T | None, bool]:
-        """Return the answer of the next turn if it comes in time, else the last one.
+        """Return the answer of the next turn if it is whole and comes in time, else the last one.
 
         Args:
             wait_s: seconds for which the next turn is waited for.
@@ -89,7 +93,10 @@ class Turns(Generic[T]):
         """
         try:
             async with asyncio.timeout(wait_s):
-                return await self.answer(), False
+                answer = await self.answer()
+                if self._is_whole(answer):
+                    return answer, False
         except TimeoutError:
-            came_s, last = self._last or (-math.inf, None)
-            return last if time.monotonic() - came_s <= age_s else None, True
+            pass
+        came_s, last = self._last or (-math.inf, None)
+        return last if time.monotonic() - came_s <= age_s else None, True

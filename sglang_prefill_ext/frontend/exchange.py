@@ -51,19 +51,25 @@ class StockPathTaken(Exception):  # noqa: N818 (a signal, not an error)
 class PackedExchange:
     """The packed requests of one front-end process that are under way.
 
+    Args:
+        one_engine: all requests go to the same engine, so what it cannot do is not tried again.
+
     Attributes:
         declined_reason: why all calls of this process take the stock path; None if they do not.
         tokens: sum of the tokens in these requests; a shared prefix counts once.
         closed: why nothing is answered any more; empty until `close`.
     """
 
-    def __init__(self, link: SchedulerLink, *, max_row_tokens: int) -> None:
+    def __init__(
+        self, link: SchedulerLink, *, max_row_tokens: int, one_engine: bool = True
+    ) -> None:
         self.declined_reason: StockReason | None = None
         self.tokens = 0
         self.closed = ""
         self._no_cache = False
         self._link = link
         self._max_row_tokens = max_row_tokens
+        self._one_engine = one_engine
         self._pending: dict[str, asyncio.Future[PackedResult]] = {}
 
     @property
@@ -139,9 +145,11 @@ class PackedExchange:
             self._no_cache = answer.no_cache
             return answer
         if answer.status is Status.DECLINED:
-            self.declined_reason = StockReason(answer.message)
-            raise StockPathTaken(self.declined_reason)
-        if answer.status is Status.UNFIT:
+            reason = StockReason(answer.message)
+            if self._one_engine:
+                self.declined_reason = reason
+            raise StockPathTaken(reason)
+        if answer.status is Status.UNFIT and self._one_engine:
             self._max_row_tokens = min(self._max_row_tokens, answer.longest_row)
         raise _bad_end(answer)
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -55,10 +55,14 @@ def add_carrier_routes(
     app: Any,
     engine: AttachableEngine,
     offer: Callable[[], Offer],
-    scheduler_status: Callable[[], Awaitable[list[dict[str, Any]]]],
+    schedulers: Turns[list[dict[str, Any]]],
 ) -> None:
-    """Add the routes; they need the same API key as scoring."""
-    offers, schedulers = _Offers(offer), Turns(scheduler_status)
+    """Add the routes; they need the same API key as scoring.
+
+    Args:
+        schedulers: asks for their parts of the status page.
+    """
+    offers = _Offers(offer)
 
     async def facts(raw_request: Request) -> Response:
         offer, fingerprint = offers.current()

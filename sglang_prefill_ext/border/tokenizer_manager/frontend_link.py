@@ -137,6 +137,10 @@ class TokenizerManagerLink:
         replies = await self._statuses.ask(ask, replicas, _STATUS_TIMEOUT_S)
         return sorted(replies, key=lambda reply: int(reply["dp_rank"]))
 
+    def are_all_schedulers(self, replies: list[dict[str, Any]]) -> bool:
+        """Whether every data-parallel replica is among those that answered."""
+        return bool(len(replies) == get_parallel().num_dp_ranks)
+
     def deliver_rows(self, message: PackedRowsResults) -> None:
         for rid, result in message.results.items():
             self.exchange.deliver(rid, result)

@@ -12,7 +12,7 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 from ray.serve.schema import ApplicationStatus
 
-from sglang_prefill_ext.errors import ClusterError, ServerStartError
+from sglang_prefill_ext.errors import ServerStartError
 from sglang_prefill_ext.fleet.ray_serve.autoscaling import OutstandingTokens
 from sglang_prefill_ext.fleet.ray_serve.cluster import node_resources
 from sglang_prefill_ext.fleet.ray_serve.engine import STOP_S, EngineReplica
@@ -23,6 +23,7 @@ from sglang_prefill_ext.fleet.ray_serve.launch import (
     Needs,
     Replicas,
     require_room,
+    surge_percent,
 )
 from sglang_prefill_ext.fleet.ray_serve.routers import RouterReplica
 from sglang_prefill_ext.fleet.settings import Settings
@@ -31,6 +32,10 @@ logger = logging.getLogger(__name__)
 
 _ANSWER_S = 5.0
 _POLL_S = 0.5
+_MOST_QUESTIONS = 1000
+"""Most engines that a router listens to at once. If Serve's default of 5 of them wait for a process
+that hangs, the others would be silent, and so forgotten."""
+
 _SLACK_S = 60.0
 """Extra time before Serve kills a replica that should have ended by itself."""
 
@@ -76,6 +81,7 @@ def deploy(
         # A single replica is replaced after the new one has started: they share the port meanwhile.
         **({"max_replicas_per_node": 1} if routers > 1 else {"max_surge_percent": 100}),
         ray_actor_options={"num_cpus": 0},
+        max_ongoing_requests=_MOST_QUESTIONS,
         graceful_shutdown_timeout_s=settings.grace_s + _SLACK_S,
         **_WATCHED,
     )
@@ -86,7 +92,7 @@ def deploy(
         name=ENGINES,
         ray_actor_options={"num_cpus": needs.cpus, "num_gpus": needs.gpus},
         graceful_shutdown_timeout_s=2 * launch.drain_s + STOP_S + _SLACK_S,
-        max_surge_percent=_surge_percent(replicas, needs, nodes),
+        max_surge_percent=surge_percent(replicas, needs, nodes),
         **_WATCHED,
         **count,
     )
@@ -160,17 +166,3 @@ def _target(deployment: Any, *args: object, scales: bool = False) -> serve.RunTa
     # because replicas that were started without autoscaling never report what that needs.
     deployment._version = hashlib.sha256(repr((args, scales)).encode()).hexdigest()
     return serve.RunTarget(deployment.bind(*args), deployment.name, None)
-
-
-def _surge_percent(replicas: Replicas, needs: Needs, nodes: list[dict[str, float]]) -> int:
-    """By how many percent Serve may exceed the number of engines while it replaces some.
-
-    By one engine if the cluster has room for it, else by none.
-    """
-    if not replicas.least:
-        return 0
-    try:
-        require_room(replicas.most + 1, needs, nodes)
-    except ClusterError:
-        return 0
-    return max(1, 100 // replicas.least)

@@ -96,6 +96,18 @@ def require_room(engines: int, needs: Needs, nodes: Iterable[Mapping[str, float]
         )
 
 
+def surge_percent(replicas: Replicas, needs: Needs, nodes: Iterable[Mapping[str, float]]) -> int:
+    """By how many percent Serve may exceed the number of engines while it replaces some.
+
+    By one engine if the cluster has room for it, else by none. Serve takes the percentage of as
+    many engines as there are to be, and rounds up.
+    """
+    if not replicas.least:
+        return 0
+    room = sum(_room(needs, node) for node in nodes)
+    return max(1, 100 // replicas.most) if room > replicas.most else 0
+
+
 def _room(needs: Needs, node: Mapping[str, float]) -> int:
     by_cpus = int(node.get("CPU", 0) / needs.cpus) if needs.cpus else 1 << 20
     return min(by_cpus, int(node.get("GPU", 0) // needs.gpus)) if needs.gpus else by_cpus

@@ -12,7 +12,7 @@ import msgspec
 import ray
 from ray import serve
 
-from sglang_prefill_ext.attach.http_connections import Answer, HttpConnections
+from sglang_prefill_ext.attach.http_connections import HttpConnections
 from sglang_prefill_ext.errors import EngineUnavailableError
 from sglang_prefill_ext.fleet.health import UNKNOWN
 from sglang_prefill_ext.fleet.ray_serve.launch import ENGINES
@@ -29,6 +29,23 @@ _SILENT_S = 10.0
 _LISTENING_S = 60.0
 _LOOK_S = 0.2
 _ANSWER_S = 10.0
+_MOST_STRANGERS = 64
+"""How often an own process is asked for, while those of another replica may answer as well."""
+
+
+class _Shown(msgspec.Struct):
+    url: str
+    health: str
+
+
+class _Page(msgspec.Struct):
+    """What is read here of a router's status page."""
+
+    pid: int
+    replicas: list[_Shown]
+
+
+_read = msgspec.json.Decoder(_Page).decode
 
 
 class RouterReplica:
@@ -53,6 +70,7 @@ class RouterReplica:
         self._url = settings.url_at("localhost")
         self._auth = authorization(api_key)
         self._stop = asyncio.Event()
+        await self._take_over()
         self._say()
         self._running = asyncio.ensure_future(self._supervisor.run(self._stop))
         self._watching = asyncio.ensure_future(self._watch())
@@ -72,9 +90,8 @@ class RouterReplica:
 
     async def has_heard(self, url: str) -> bool:
         """Whether a router has had an answer of an engine, and so can send it requests."""
-        page = await self._asked("/prefill_only/status")
-        shown = msgspec.json.decode(page.body)["replicas"]
-        return any(each["url"] == url and each["health"] != UNKNOWN for each in shown)
+        shown = (await self._own_page()).replicas
+        return any(each.url == url and each.health != UNKNOWN for each in shown)
 
     async def where(self) -> str:
         """The URL of these routers, for clients."""
@@ -82,9 +99,12 @@ class RouterReplica:
 
     async def check_health(self) -> None:
         """Raises: EngineUnavailableError: no router answers."""
-        await self._asked("/health")  # 503 only says that there is no engine yet
+        await self._own_page()
 
-    async def __del__(self) -> None:
+    async def __del__(self) -> None:  # Serve calls and awaits it
+        await self.end()
+
+    async def end(self) -> None:
         """End after the requests under way."""
         if hasattr(self, "_running"):
             self._watching.cancel()
@@ -92,19 +112,39 @@ class RouterReplica:
             await self._running
             self._directory.cleanup()
 
-    async def _asked(self, target: str) -> Answer:
-        """Ask one of the processes, which share a port, over a connection of its own.
+    async def _page(self) -> _Page:
+        """The status page of a process that listens at the port, by a connection of its own.
+
+        Processes of another replica may share the port.
 
         Raises:
-            EngineUnavailableError: it does not answer.
+            EngineUnavailableError: none answers, or it is no router.
         """
         connections = HttpConnections(self._url, self._auth)
         try:
-            return await connections.get(target, _ANSWER_S)
-        except EngineUnavailableError as error:
+            return _read((await connections.get("/prefill_only/status", _ANSWER_S)).body)
+        except (EngineUnavailableError, msgspec.DecodeError) as error:
             raise EngineUnavailableError(f"No router answers at {self._url} ({error}).") from error
         finally:
             connections.close()
+
+    async def _own_page(self) -> _Page:
+        """The status page of a process of this replica.
+
+        Raises:
+            EngineUnavailableError: no own process answers.
+        """
+        for _ in range(_MOST_STRANGERS):
+            page = await self._page()
+            if page.pid in self._supervisor.pids.values():
+                return page
+        raise EngineUnavailableError(f"Routers of another replica answer at {self._url}.")
+
+    async def _take_over(self) -> None:
+        """Take over the engines of the replica that this one replaces, if one listens there."""
+        with contextlib.suppress(EngineUnavailableError):
+            found = await self._page()
+            self._heard_s = {each.url: time.monotonic() for each in found.replicas}
 
     async def _listening(self) -> None:
         """Wait until a router answers."""
@@ -114,7 +154,7 @@ class RouterReplica:
                 return await self.check_health()
             except EngineUnavailableError:
                 if time.monotonic() > deadline:
-                    await self.__del__()
+                    await self.end()
                     raise
             await asyncio.sleep(_LOOK_S)
 

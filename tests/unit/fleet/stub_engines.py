@@ -16,6 +16,7 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 from sglang_prefill_ext.attach.carrier import Offer, digest_of
 from sglang_prefill_ext.border.http_server.carrier_routes import add_carrier_routes
 from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.frontend.ask_processes import Turns
 from sglang_prefill_ext.frontend.options import TIMEOUT_HEADER
 from sglang_prefill_ext.frontend.score.rerank import Reranking
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
@@ -86,7 +87,7 @@ class Stub:
 
     def app(self) -> FastAPI:
         app = FastAPI()
-        add_carrier_routes(app, self.engine, lambda: self.offer, self._status)
+        add_carrier_routes(app, self.engine, lambda: self.offer, Turns(self._status))
 
         @app.api_route("/{path:path}", methods=["GET", "POST"])
         async def anything(request: Request) -> Response:

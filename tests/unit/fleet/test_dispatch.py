@@ -203,6 +203,17 @@ async def test_a_deadline_ends_all_parts() -> None:
     assert_idle(dispatcher)
 
 
+async def test_clients_that_do_not_wait_for_a_late_engine_are_no_failure_of_it() -> None:
+    dispatcher, (engine,) = fleet_of(1)
+    engine.held.clear()
+    late = RequestOptions(deadline_ms=time.time() * 1e3 + 2_500)
+    results = await asyncio.gather(*(dispatcher.answer(ROWS, late) for _ in range(4)))
+    assert {result.status for result in results} == {Status.EXPIRED}
+    assert dispatcher.loads["0"].health(time.monotonic()) is Health.UP
+    engine.held.set()
+    assert_whole(await dispatcher.answer(ROWS, OPTIONS))
+
+
 async def test_a_client_that_leaves_ends_all_parts() -> None:
     dispatcher, engines = fleet_of(2)
     for engine in engines:

@@ -131,6 +131,33 @@ def test_work_of_others_counts_and_drains_and_is_not_taken_for_a_lower_speed() -
     assert state(loads, "a", now_s).speed.token_s < 1.5 * SPEED.token_s
 
 
+def test_small_parts_that_overtake_work_of_others_tell_nothing_of_the_speed() -> None:
+    loads, now_s = loads_of("a"), 0.0
+    for beat in range(10):
+        loads["a"].reported(5.0, now_s)
+        while now_s < beat + 1:
+            now_s = answer_one_by_one(loads, "a", now_s, [0.01], took=1.0) + 0.01
+    assert state(loads, "a", now_s).speed == SPEED
+    assert outstanding(loads, "a", now_s) == pytest.approx(4.0, abs=0.1)
+    loads["a"].reported(0.0, now_s)
+    now_s = answer_one_by_one(loads, "a", now_s, [0.1] * 40, took=2.0)
+    assert state(loads, "a", now_s).speed.token_s > 1.5 * SPEED.token_s
+
+
+def test_of_replicas_that_are_as_good_each_router_prefers_another() -> None:
+    firsts = set()
+    for preference in range(64):
+        loads = Loads(preference)
+        for name in "abcd":
+            loads[name] = ReplicaLoad(SPEED, 0.0)
+        names = [list(loads.snapshot(now_s).states) for now_s in (0.0, 1.0)]
+        assert names[0] == names[1]
+        assert sorted(names[0]) == list("abcd")
+        assert preference or names[0] == list("abcd")
+        firsts.add(names[0][0])
+    assert firsts == set("abcd")
+
+
 def test_silence_is_suspect_within_a_second_and_an_answer_ends_it() -> None:
     loads = loads_of("a", "b")
     ticket = loads["a"].sent(0.1, 0.0)

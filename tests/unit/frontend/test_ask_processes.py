@@ -102,3 +102,14 @@ def answered_later() -> tuple[Turns[str], list[asyncio.Future[str]]]:
 async def settled() -> None:
     for _ in range(5):
         await asyncio.sleep(0)
+
+
+async def test_an_answer_that_is_not_whole_does_not_stand_for_later_ones() -> None:
+    answers = iter([[1, 2], [1], [], [2, 1]])
+
+    async def ask() -> list[int]:
+        return next(answers)
+
+    turns: Turns[list[int]] = Turns(ask, is_whole=lambda answer: len(answer) == 2)
+    found = [await turns.answer_within(60, 60) for _ in range(4)]
+    assert found == [([1, 2], False), ([1, 2], True), ([1, 2], True), ([2, 1], False)]

@@ -3,7 +3,13 @@ from __future__ import annotations
 import pytest
 
 from sglang_prefill_ext.errors import ClusterError, ConfigError
-from sglang_prefill_ext.fleet.ray_serve.launch import Needs, Replicas, needs_of, require_room
+from sglang_prefill_ext.fleet.ray_serve.launch import (
+    Needs,
+    Replicas,
+    needs_of,
+    require_room,
+    surge_percent,
+)
 
 GPU_NODE = {"CPU": 16.0, "GPU": 8.0}
 CPU_NODE = {"CPU": 4.0}
@@ -56,3 +62,16 @@ def test_engines_have_to_fit(needs: Needs, nodes: list[dict[str, float]], room: 
     require_room(room, needs, nodes)
     with pytest.raises(ClusterError, match=rf"room for {room} engines .* not for {room + 1}\."):
         require_room(room + 1, needs, nodes)
+
+
+@pytest.mark.parametrize("replicas", ["1", "3", "8", "99", "1-8", "2-8", "7-100"])
+def test_engines_are_replaced_one_after_the_other(replicas: str) -> None:
+    asked = Replicas.of(replicas)
+    assert surge_percent(asked, Needs(1, 0), [{"CPU": asked.most}]) == 0
+    percent = surge_percent(asked, Needs(1, 0), [{"CPU": asked.most + 1}])
+    for count in (asked.least, asked.most):
+        assert -(-percent * count // 100) == 1
+
+
+def test_where_there_are_to_be_no_engines_none_is_added() -> None:
+    assert surge_percent(Replicas.of("0"), Needs(1, 0), [{"CPU": 9}]) == 0
