@@ -71,7 +71,7 @@ class Forwards:
             self.collect(leave=0)
             jobs = self._choose(join_tokens)
         if jobs:
-            self._launch(jobs)
+            self._launch(jobs, join_tokens)
         return bool(jobs)
 
     def collect(self, leave: int) -> bool:
@@ -112,18 +112,18 @@ class Forwards:
         else:
             held.rollback()
 
-    def _launch(self, jobs: list[Job]) -> None:
+    def _launch(self, jobs: list[Job], join_tokens: int) -> None:
         assert self._executor is not None, "jobs are declined without an executor"
         start_s = time.monotonic()
         for job in jobs:
             job.start_s = job.start_s or start_s
         prefixed = None
         try:
-            prefixed = PrefixedForward.cheapest(jobs, self._cache, self._policy)
+            prefixed = PrefixedForward.cheapest(jobs, self._cache, self._policy, join_tokens)
             plan = prefixed.plan
             completion = self._executor.launch(plan)
         except NoRoomError as error:
-            self._go_without(error.job, jobs)
+            self._go_without(error.job, jobs, join_tokens)
             return
         except Exception as error:
             if prefixed is not None:
@@ -141,13 +141,13 @@ class Forwards:
         self._launch_time.launched(start_s, time.monotonic())
         self._stats.record_forward(plan.num_tokens, plan.num_rows, prefixed.num_cached)
 
-    def _go_without(self, job: Job, jobs: list[Job]) -> None:
+    def _go_without(self, job: Job, jobs: list[Job], join_tokens: int) -> None:
         """A job waits for the room that those of its forward, or forwards in flight, are about to
         give; it ends where there are none."""
         self.let_go(job)
         others = [other for other in jobs if other is not job]
         if others:
-            self._launch(others)
+            self._launch(others, join_tokens)
         elif not self.collect(leave=0):
             message = "The KV cache has no room for the prefix between two forwards."
             self._end([job], Status.NO_ROOM, message)

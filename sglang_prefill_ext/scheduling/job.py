@@ -111,13 +111,12 @@ class Job:
         """What the next forward of the job computes."""
         return self.pieces[self.next_piece]
 
-    @property
-    def row_groups(self) -> RowGroups | None:
-        """Rows of `piece` that came before; None without any."""
-        if self.rows_seen is None:
+    def row_groups(self, most: int) -> RowGroups | None:
+        """Rows of `piece` that came before, the first `most` of them; None without any."""
+        if self.rows_seen is None or most <= 0:
             return None
         first_row = sum(piece.span.num_rows for piece in self.pieces[: self.next_piece])
-        return RowGroups(self.distinct, self.piece, first_row, self.rows_seen)
+        return RowGroups(self.distinct, self.piece, first_row, self.rows_seen, most)
 
     @property
     def divided(self) -> bool:

@@ -6,13 +6,18 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Self, TypeAlias
 
+from sglang_prefill_ext.scheduling.budget import UNLIMITED
 from sglang_prefill_ext.scheduling.graph_room import ForwardSize
 from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.planner import JobShare, Share, plan_forward
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache, PrefixTransaction
 from sglang_prefill_ext.scheduling.row_groups import RowGroups
-from sglang_prefill_ext.scheduling.row_transactions import RowTransactions, most_held_by_rows
+from sglang_prefill_ext.scheduling.row_transactions import (
+    RowRoom,
+    RowTransactions,
+    room_for_rows,
+)
 from sglang_prefill_ext.scheduling.split import Piece, PrefixKey, cacheable_prefix
 
 _Key: TypeAlias = PrefixKey | Job
@@ -38,8 +43,7 @@ class PrefixedForward:
     Args:
         jobs: at least one, each with a piece left.
         cache: None where nothing is cached and no job is divided.
-        most_held: tokens that the forward may hold, if rows have groups of their own; 0: none have.
-        most_added: see `RowTransactions`.
+        rows: what groups of rows may take of the forward; None: no row has one.
 
     Attributes:
         plan: without the tokens that the cache has.
@@ -57,9 +61,7 @@ class PrefixedForward:
         self,
         jobs: Sequence[Job],
         cache: PrefixCache | None,
-        *,
-        most_held: int = 0,
-        most_added: int = 0,
+        rows: RowRoom | None = None,
     ) -> None:
         self._transactions: dict[_Key, PrefixTransaction] = {}
         self._worth_keeping = {job.piece.prefix_key for job in jobs if job.keep_prefix}
@@ -71,8 +73,8 @@ class PrefixedForward:
             # Matched tokens cannot be evicted, so all jobs match before any job reserves.
             begun = [] if cache is None else [(job, self._begin(job, cache)) for job in jobs]
             rows_begun: list[PrefixTransaction] = []
-            if cache is not None and most_held:
-                rows_begun = self._begin_rows(jobs, cache, most_held, most_added)
+            if cache is not None and rows is not None:
+                rows_begun = self._begin_rows(jobs, cache, rows)
             for job, transaction in begun:
                 if transaction and not transaction.reserve(whole=job.divided) and job.divided:
                     raise NoRoomError(job)
@@ -88,18 +90,20 @@ class PrefixedForward:
 
     @classmethod
     def cheapest(
-        cls, jobs: Sequence[Job], cache: PrefixCache | None, policy: SchedulingPolicy
+        cls,
+        jobs: Sequence[Job],
+        cache: PrefixCache | None,
+        policy: SchedulingPolicy,
+        most_tokens: int = UNLIMITED,
     ) -> Self:
         """Use the cache, unless it is cheaper not to, see `GraphCost.recomputing_pays`.
 
         It is used in any case to store a prefix that a job wants kept.
+
+        Args:
+            most_tokens: see `room_for_rows`.
         """
-        held = added = 0
-        if cache is not None and any(job.rows_seen is not None for job in jobs):
-            held = most_held_by_rows(jobs, cache, policy.graphs)
-            tokens = sum(job.piece.num_tokens for job in jobs)
-            added = max(0, policy.budget.room(tokens, sum(len(job.piece.reads) for job in jobs)))
-        prefixed = cls(jobs, cache, most_held=held, most_added=added)
+        prefixed = cls(jobs, cache, room_for_rows(jobs, cache, policy, most_tokens))
         size = ForwardSize.of(prefixed.plan.layout.groups)
         size = size._replace(tokens=size.tokens + prefixed.num_cached, held=0)
         pays = policy.graphs.recomputing_pays(size, policy.launch_tokens)
@@ -181,12 +185,12 @@ class PrefixedForward:
         return transaction
 
     def _begin_rows(
-        self, jobs: Sequence[Job], cache: PrefixCache, most_held: int, most_added: int
+        self, jobs: Sequence[Job], cache: PrefixCache, room: RowRoom
     ) -> list[PrefixTransaction]:
         """Begin the transactions of rows that have groups of their own, and return them."""
         held = sum(each.cached for each in self._transactions.values())
         held += sum(job.distinct.prefix_len for job in jobs if job.held is not None)
-        rows = RowTransactions(self._transactions, cache, most_held - held, most_added)
+        rows = RowTransactions(self._transactions, cache, room, held)
         for job in jobs:
             groups = rows.begin(job, self._of(job))
             if groups is not None:

@@ -26,20 +26,27 @@ class RowGroups:
         rows: of the whole job, without embeddings of their own and without reads in the prefix.
         piece: the one with the rows from `first_row` on.
         seen: see `PrefixCache.rows_seen`, of all rows.
+        most: rows of the piece that may have groups; only the first of those that came before.
 
     Attributes:
         pieces: by prefix, and by the row's number within the piece, those of the rows that join. At
-            first these are all that came before.
+            first these are all that may.
     """
 
     def __init__(
-        self, rows: PackedRows, piece: Piece, first_row: int, seen: NDArray[np.int64]
+        self,
+        rows: PackedRows,
+        piece: Piece,
+        first_row: int,
+        seen: NDArray[np.int64],
+        most: int,
     ) -> None:
         self._piece, self._shared = piece, rows.prefix_len
         self.pieces: dict[PrefixKey, dict[int, Piece]] = {}
         starts = RowStarts.of(rows)
         last_row = first_row + piece.span.num_rows
-        for number in (first_row + np.flatnonzero(seen[first_row:last_row])).tolist():
+        came_before = first_row + np.flatnonzero(seen[first_row:last_row])
+        for number in came_before[:most].tolist():
             own = row_piece(rows, starts, number, int(seen[number]))
             assert own.prefix_key is not None, "its prefix is made of tokens, and not read"
             self.pieces.setdefault(own.prefix_key, {})[number - first_row] = own

@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from sglang_prefill_ext.scheduling.graph_room import GraphCost
+from sglang_prefill_ext.scheduling.budget import UNLIMITED
+from sglang_prefill_ext.scheduling.graph_room import groups_of
 from sglang_prefill_ext.scheduling.job import Job
+from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache, PrefixTransaction
 from sglang_prefill_ext.scheduling.row_groups import RowGroups
 from sglang_prefill_ext.scheduling.split import PrefixKey
+
+
+class RowRoom(NamedTuple):
+    """What rows that have groups of their own may take of a forward.
+
+    Attributes:
+        held: tokens that the groups of the forward may hold in all, those of other rows included.
+        groups: most groups of rows.
+        added: tokens that they may add to what the pieces of the jobs count.
+    """
+
+    held: int
+    groups: int = UNLIMITED
+    added: int = 0
 
 
 class RowTransactions:
@@ -19,8 +36,7 @@ class RowTransactions:
 
     Args:
         transactions: those of the forward, by prefix or job; those of rows are added.
-        room: tokens that groups of rows may hold in all.
-        most_added: tokens that they may add to what the pieces of the jobs count.
+        held: tokens that the forward holds without groups of rows.
 
     Attributes:
         begun: those of rows that join; nothing is reserved yet.
@@ -31,13 +47,14 @@ class RowTransactions:
         self,
         transactions: dict[PrefixKey | Job, PrefixTransaction],
         cache: PrefixCache,
-        room: int,
-        most_added: int,
+        room: RowRoom,
+        held: int,
     ) -> None:
         self.begun: list[PrefixTransaction] = []
         self.num_cached = 0
         self._transactions, self._cache = transactions, cache
-        self._room, self._most_added = room, most_added
+        most_held, self._groups, self._most_added = room
+        self._room = most_held - held
         self._counted: set[PrefixKey | None] = set()
 
     def begin(self, job: Job, main: PrefixTransaction | None) -> RowGroups | None:
@@ -46,10 +63,11 @@ class RowTransactions:
         Args:
             main: the transaction of the prefix that the rows share.
         """
-        groups = job.row_groups
+        shared, cached = job.distinct.prefix_len, 0 if main is None else main.cached
+        # Where the cache has the shared prefix, each group holds it: there is no room for more.
+        groups = job.row_groups(min(self._groups, self._room // max(cached, 1)))
         if groups is None:
             return None
-        shared, cached = job.distinct.prefix_len, 0 if main is None else main.cached
         tail = shared % self._cache.page_tokens
         if cached >= shared - tail:
             spare = self._spare(job, cached, tail * len(groups.pieces))
@@ -66,6 +84,7 @@ class RowTransactions:
             else:
                 self._transactions.pop(key).rollback()
         self._room -= sum(found[key] for key in groups.pieces)
+        self._groups -= len(groups.pieces)
         return groups if groups.pieces else None
 
     def _spare(self, job: Job, cached: int, tails: int) -> int:
@@ -106,17 +125,34 @@ class RowTransactions:
         return len(groups.any_of(key).prefix_ids) if key in self._transactions else 0
 
 
-def most_held_by_rows(jobs: Sequence[Job], cache: PrefixCache, graphs: GraphCost) -> int:
-    """Tokens that a forward may hold if rows, of which some came before, have groups of their own.
+def room_for_rows(
+    jobs: Sequence[Job], cache: PrefixCache | None, policy: SchedulingPolicy, most_tokens: int
+) -> RowRoom | None:
+    """Return what groups of rows may take of a forward; None if no row of these jobs came before.
 
-    It is no more than graphs can read, unless the forward would be too long for them even so.
+    They hold no more than graphs can read, and are no more than graphs have room for, unless the
+    forward would be too long for them even so.
+
+    Args:
+        most_tokens: of the forward, besides its budget; it may have more without these groups.
     """
-    if not graphs.tokens:
-        return cache.capacity
     seen = [(job.distinct.prefix_len, job.rows_seen) for job in jobs if job.rows_seen is not None]
+    if cache is None or not seen:
+        return None
+    tokens = sum(job.piece.num_tokens for job in jobs)
+    reads = sum(len(job.piece.reads) for job in jobs)
+    added = max(0, min(policy.budget.room(tokens, reads), most_tokens - tokens))
+    unbounded, graphs = RowRoom(cache.capacity, added=added), policy.graphs
+    if not graphs.tokens:
+        return unbounded
     in_graphs = min(cache.capacity, graphs.most_held)
+    groups = groups_of(graphs.tokens) - len(jobs)
+    longest = [(prefix_len, int(lens.max())) for prefix_len, lens in seen]
     # A row also holds the shared prefix, so it saves only a part of what it holds.
-    saved = in_graphs * max(1 - prefix_len / int(lens.max()) for prefix_len, lens in seen)
+    saved = in_graphs * max(1 - prefix_len / most for prefix_len, most in longest)
+    saved = min(saved, groups * max(most - prefix_len for prefix_len, most in longest))
     least = sum(len(job.piece.suffix_ids) for job in jobs) - saved
-    replayed = least <= graphs.tokens and all(job.piece.is_replayable for job in jobs)
-    return in_graphs if replayed else cache.capacity
+    fits = groups >= 0 and least <= graphs.tokens
+    if fits and all(job.piece.is_replayable for job in jobs):
+        return RowRoom(in_graphs, groups, added)
+    return unbounded

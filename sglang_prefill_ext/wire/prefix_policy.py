@@ -105,10 +105,11 @@ class RowMemory:
     Args:
         capacity: tokens that the cache has room for. A row is forgotten once so many tokens of
             others came, as the cache may have lost it; or earlier, but not before half as many.
+        page_tokens: page size of the KV pool; only whole pages of a prompt can be found again.
     """
 
-    def __init__(self, capacity: int) -> None:
-        self._most_recent = capacity // 2
+    def __init__(self, capacity: int, page_tokens: int = 1) -> None:
+        self._most_recent, self._page_tokens = capacity // 2, page_tokens
         # Hashes of rows. Once the recent ones have so many tokens, they replace the older ones.
         self._recent: set[int] = set()
         self._older: set[int] = set()
@@ -120,7 +121,7 @@ class RowMemory:
         Takes about 20 us and 1 us a row.
 
         Args:
-            least: rows are recognised by no fewer tokens behind the shared prefix.
+            least: rows are recognised by no fewer tokens in whole pages behind the shared prefix.
 
         Returns:
             int64 ``[rows]``, more than `prefix_len` or 0 for each row, and not as much as is read;
@@ -137,7 +138,7 @@ class RowMemory:
         ends = np.maximum(alike, rows.read_lens if len(rows.read_lens) else 1)
         lens = prefix_len + suffixes.counts.astype(np.int64) - ends
         lens -= lens % ROW_BLOCK_TOKENS
-        lens[lens < prefix_len + least] = 0
+        lens[lens - lens % self._page_tokens < prefix_len + least] = 0
         recognised = np.flatnonzero(lens)
         if not len(recognised):
             return None

@@ -144,7 +144,8 @@ def prefix_cache_of(scheduler: Any, config: PrefillOnlyConfig, room: Room) -> Pr
     tree = scheduler.tree_cache
     policy = PrefixPolicy(config.prefix_caching, page_tokens=tree.page_size)
     never = config.prefix_caching is PrefixCaching.NEVER
-    rows = None if never else RowMemory(scheduler.token_to_kv_pool_allocator.size)
+    capacity = scheduler.token_to_kv_pool_allocator.size
+    rows = None if never else RowMemory(capacity, tree.page_size)
     return RadixPrefixCache(tree, room, policy, rows)
 
 

@@ -13,6 +13,7 @@ from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache
 from sglang_prefill_ext.scheduling.prefixed_forward import PrefixedForward
+from sglang_prefill_ext.scheduling.row_transactions import RowRoom
 from sglang_prefill_ext.scheduling.split import split_request
 from sglang_prefill_ext.wire.arrays import Float32Array
 from sglang_prefill_ext.wire.packed import PackedRows
@@ -53,7 +54,7 @@ def run_alone(executor: Any, job: Job, cache: PrefixCache, *, most_held: int = 0
     """Compute a job, one forward after the other; its values in the order of its rows."""
     values: list[float] = []
     while not job.launched:
-        prefixed = PrefixedForward([job], cache, most_held=most_held)
+        prefixed = PrefixedForward([job], cache, RowRoom(most_held) if most_held else None)
         (share,) = prefixed.shares
         values += executor.launch(prefixed.plan).wait()[share.values].tolist()
         prefixed.commit()

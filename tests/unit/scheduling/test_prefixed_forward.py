@@ -9,12 +9,13 @@ import pytest
 from sglang_prefill_ext.config import Order
 from sglang_prefill_ext.scheduling import prefixed_forward
 from sglang_prefill_ext.scheduling.budget import ForwardBudget, QueueLoad
-from sglang_prefill_ext.scheduling.graph_room import GraphCost
+from sglang_prefill_ext.scheduling.graph_room import ForwardSize, GraphCost
 from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.launches import LaunchedJob
 from sglang_prefill_ext.scheduling.planner import JobShare
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
 from sglang_prefill_ext.scheduling.prefixed_forward import NoRoomError, PrefixedForward
+from sglang_prefill_ext.scheduling.row_transactions import RowRoom
 from tests.unit.scheduling.caches import MemoryCache
 from tests.unit.scheduling.jobs import job_of, job_of_rows, request
 
@@ -148,15 +149,32 @@ def job_with_rows() -> Job:
 
 
 @pytest.mark.parametrize(
+    ("others", "own", "replayed"), [(0, 3, True), (2, 2, True), (4, 0, True), (5, 3, False)]
+)
+def test_groups_of_rows_do_not_end_the_replay_of_a_forward(
+    others: int, own: int, replayed: bool
+) -> None:
+    graphs = GraphCost(tokens=80, eager_tokens=6000, most_held=1000)  # five groups
+    cache = warm(*CACHED_ROWS)
+    jobs = [job_with_rows(), *(job_of(request([30 + n], [4], [5])) for n in range(others))]
+    prefixed = PrefixedForward.cheapest(jobs, cache, policy_of(graphs))
+    layout = prefixed.plan.layout
+    assert graphs.hold(ForwardSize.of(layout.groups)) == replayed
+    assert sum(group.held == 20 for group in layout.groups) == own
+    prefixed.commit()
+    cache.check_idle()
+
+
+@pytest.mark.parametrize(
     ("graphs", "held"),
     [
         (GraphCost(), [20, 20, 20]),
         (GraphCost(tokens=64, most_held=64), [20, 20, 20]),
         (GraphCost(tokens=64, most_held=41), [1, 20, 20]),
         (GraphCost(tokens=64, most_held=19), [1]),
-        # With 41 held tokens, at most 38 of 60 are saved, and 22 are too long for the graphs.
-        (GraphCost(tokens=22, most_held=41), [1, 20, 20]),
-        (GraphCost(tokens=21, most_held=41), [20, 20, 20]),
+        # One more group saves at most 19 of 60 tokens, and 41 are too long for the graphs.
+        (GraphCost(tokens=41, most_held=41), [1, 20]),
+        (GraphCost(tokens=40, most_held=41), [20, 20, 20]),
         (GraphCost(tokens=60, most_held=0), [1]),
         (GraphCost(tokens=59, most_held=0), [20, 20, 20]),
     ],
@@ -188,7 +206,7 @@ def test_rows_that_no_graph_can_replay_have_no_bound_of_graphs() -> None:
 
 def test_no_more_rows_begin_than_there_is_room_for() -> None:
     cache = warm(*CACHED_ROWS)
-    prefixed = PrefixedForward([job_with_rows()], cache, most_held=30)
+    prefixed = PrefixedForward([job_with_rows()], cache, RowRoom(30))
     # The prefix, a row that joins, and the first one without room.
     assert cache.outcomes == ["", "", "rollback"]
     assert sorted(group.held for group in prefixed.plan.layout.groups) == [1, 20]
@@ -196,13 +214,13 @@ def test_no_more_rows_begin_than_there_is_room_for() -> None:
 
 def test_no_row_begins_before_the_shared_prefix_is_cached() -> None:
     cache = MemoryCache()
-    PrefixedForward([job_with_rows()], cache, most_held=100).commit()
+    PrefixedForward([job_with_rows()], cache, RowRoom(100)).commit()
     assert cache.outcomes == ["commit"]
-    PrefixedForward([job_with_rows()], cache, most_held=100).commit()
+    PrefixedForward([job_with_rows()], cache, RowRoom(100)).commit()
     assert cache.outcomes == ["commit"] * 5
     alike = request([1], *[[5] * 18 + [row] * 2 for row in (5, 6, 7)])
     job, cache = job_of(alike, rows_seen=np.array([19, 19, 0])), MemoryCache()
-    prefixed = PrefixedForward([job], cache, most_held=100)
+    prefixed = PrefixedForward([job], cache, RowRoom(100))
     groups = prefixed.plan.layout.groups
     assert [(group.fresh, group.num_rows) for group in groups] == [(1, 1), (19, 2)]
 
@@ -214,11 +232,11 @@ def test_rows_compute_the_end_of_a_prefix_that_is_no_whole_page(
     rows = request([1, 1], *[[row] * 16 for row in (5, 6, 7)])
     cache, job = MemoryCache(), job_of(rows, rows_seen=np.array([16] * 3))
     cache.page_tokens = 4
-    prefixed = PrefixedForward([job], cache, most_held=100, most_added=most_added)
+    prefixed = PrefixedForward([job], cache, RowRoom(100, added=most_added))
     assert sum(group.fresh == 16 for group in prefixed.plan.layout.groups) == joining
     assert prefixed.plan.num_tokens == 3 * 16 + 2 * min(joining + 1, 3)
     prefixed.commit()
-    again = PrefixedForward([job], cache, most_held=100)
+    again = PrefixedForward([job], cache, RowRoom(100))
     assert sum(group.held == 16 for group in again.plan.layout.groups) == joining
 
 
@@ -227,14 +245,14 @@ def test_jobs_spend_what_the_cache_has_of_their_prefix_once() -> None:
     jobs = [job_of(rows, rows_seen=np.array([20] * 3)) for rows in (rows, rows)]
     jobs[1].rows_seen, cache = np.array([19] * 3), warm([1, 2])
     cache.page_tokens = 2
-    prefixed = PrefixedForward(jobs, cache, most_held=100)
+    prefixed = PrefixedForward(jobs, cache, RowRoom(100))
     counted = sum(job.piece.num_tokens for job in jobs) - 3
     assert prefixed.plan.num_tokens <= counted
 
 
 def test_jobs_of_a_forward_share_rows() -> None:
     jobs = [job_with_rows(), job_with_rows()]
-    prefixed = PrefixedForward(jobs, warm(*CACHED_ROWS[:2], [1]), most_held=200)
+    prefixed = PrefixedForward(jobs, warm(*CACHED_ROWS[:2], [1]), RowRoom(200))
     computed = [(group.held, group.fresh) for group in prefixed.plan.layout.groups]
     assert sorted(computed) == [(1, 19), (20, 0), (20, 0)]
     assert [share.num_tokens for share in prefixed.shares] == [3 + 19, 3]
@@ -246,7 +264,7 @@ def test_where_a_row_cannot_begin_the_prefix_is_rolled_back() -> None:
     cache = warm(*CACHED_ROWS)
     cache._failing_begins = frozenset([cache._begins + 3])
     with pytest.raises(MemoryError):
-        PrefixedForward([job_with_rows()], cache, most_held=100)
+        PrefixedForward([job_with_rows()], cache, RowRoom(100))
     assert cache.outcomes == ["rollback", "rollback"]
 
 

@@ -21,12 +21,24 @@ SEEN = [6, 0, 6, 7]
 
 
 def groups_of(
-    plain: PlainRequest, seen: Sequence[int], budget: int = 100, number: int = 0
+    plain: PlainRequest, seen: Sequence[int], budget: int = 100, number: int = 0, most: int = 100
 ) -> RowGroups:
     rows = plain.pack()
     pieces = split_request(rows, ForwardBudget(budget))
     first = sum(piece.span.num_rows for piece in pieces[:number])
-    return RowGroups(rows, pieces[number], first, np.array(seen))
+    return RowGroups(rows, pieces[number], first, np.array(seen), most)
+
+
+def test_only_the_first_rows_that_came_before_may_have_groups() -> None:
+    rows = request(PREFIX, *ROWS)
+    found = [groups_of(rows, SEEN, most=most).pieces for most in (0, 1, 2, 3, 4)]
+    assert [[*map(list, each.values())] for each in found] == [
+        [],
+        [[0]],
+        [[0, 2]],
+        [[0, 2], [3]],
+        [[0, 2], [3]],
+    ]
 
 
 def joined(cached: Sequence[int], spare: int = 0, most_held: int = 100) -> list[int]:

@@ -193,6 +193,19 @@ def test_short_rows_are_not_recognised(least: int, expected: list[int]) -> None:
     assert found.tolist() == expected
 
 
+@pytest.mark.parametrize(
+    ("prefix_len", "row_len", "expected"),
+    [(40, 21, 0), (40, 45, 84), (70, 60, 128), (64, 60, 0), (0, 60, 0), (0, 70, 68)],
+)
+def test_rows_are_worth_the_whole_pages_of_their_own(
+    prefix_len: int, row_len: int, expected: int
+) -> None:
+    memory = RowMemory(CAPACITY, page_tokens=64)
+    rows = [tokens(row_len, first=first) for first in (1000, 2000)]
+    assert memory.tokens_seen(rows_of(tokens(prefix_len), *rows), 0) is None
+    assert seen(memory, rows_of(tokens(prefix_len), *rows)) == [expected] * 2
+
+
 def test_rows_of_another_adapter_or_with_another_prefix_did_not_come_before() -> None:
     memory, prefix, rows = (
         RowMemory(CAPACITY),
