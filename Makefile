@@ -80,7 +80,9 @@ judges: setup $(JUDGES)/.installed
 	for judge in lm-eval rerank openai; do $(BIN)/python -m bench.judges $$judge || exit 1; done
 
 # A wheel for `pip install`, until there is a release on an index.
+# Modules that were deleted since the last one would come from `build`.
 wheel: $(BIN)/uv
+	rm -rf build
 	$(BIN)/uv build --quiet --wheel --out-dir $(WHEELS)
 
 doctor: setup

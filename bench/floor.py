@@ -21,7 +21,12 @@ from bench.workloads import LABEL_IDS
 from sglang_prefill_ext.sizing.forward import graph_tokens
 from sglang_prefill_ext.sizing.model import ModelShape
 from sglang_prefill_ext.sizing.shape import Shape
-from sglang_prefill_ext.sizing.work import kv_numbers, packed_bytes, packed_operations
+from sglang_prefill_ext.sizing.work import (
+    BFLOAT16_BYTES,
+    kv_numbers,
+    packed_bytes,
+    packed_operations,
+)
 
 
 def stock_operations(model: ModelShape, shape: Shape) -> int:
@@ -40,14 +45,14 @@ def operation_ratio(model: ModelShape, shape: Shape, labels: int) -> float:
     return stock_operations(model, shape) / packed_operations(model, shape, labels)
 
 
-def stock_bytes(model: ModelShape, shape: Shape, number_bytes: int) -> int:
+def stock_bytes(model: ModelShape, shape: Shape, weight_bytes: float) -> float:
     """Bytes that stock's forward over full rows must move, with those of the whole output head."""
     tokens = shape.items * shape.row_tokens
-    numbers = model.read_weights(tokens) + kv_numbers(model, tokens)
-    return number_bytes * (numbers + model.vocabulary * model.hidden)
+    weights = model.read_weights(tokens) + model.vocabulary * model.hidden
+    return weight_bytes * weights + BFLOAT16_BYTES * kv_numbers(model, tokens)
 
 
-def least_ms(operations: int, num_bytes: int, tflops: float, gb_per_s: float) -> float:
+def least_ms(operations: int, num_bytes: float, tflops: float, gb_per_s: float) -> float:
     """Least milliseconds on a device with these peaks, if arithmetic and traffic overlap fully."""
     return max(operations / (tflops * 1e9), num_bytes / (gb_per_s * 1e6))
 
@@ -58,15 +63,15 @@ def main(
     tflops: Annotated[float, typer.Option(help="Peak in TFLOP/s; H100 SXM bf16: 989.")] = 989.0,
     gb_s: Annotated[float, typer.Option(help="Peak bandwidth in GB/s; H100 SXM: 3350.")] = 3350.0,
     labels: int = len(LABEL_IDS),
-    number_bytes: Annotated[int, typer.Option(help="Bytes per weight; bf16: 2.")] = 2,
+    weight_bytes: Annotated[float, typer.Option(help="Bytes per weight; bf16: 2.")] = 2,
 ) -> None:
     """Print the least device time of one request's forward, stock and packed, and the host time
     that launching it is expected to take."""
     sizes, wanted = ModelShape.from_directory(model), Shape.parse(shape)
-    stock = (stock_operations(sizes, wanted), stock_bytes(sizes, wanted, number_bytes))
+    stock = (stock_operations(sizes, wanted), stock_bytes(sizes, wanted, weight_bytes))
     packed = (
         packed_operations(sizes, wanted, labels),
-        packed_bytes(sizes, wanted, labels, number_bytes),
+        packed_bytes(sizes, wanted, labels, weight_bytes=weight_bytes),
     )
     for name, (operations, traffic) in (("stock", stock), ("packed", packed)):
         ms = least_ms(operations, traffic, tflops, gb_s)

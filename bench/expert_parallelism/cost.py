@@ -91,7 +91,7 @@ class Engine:
         slots = int((self.placement > 0).sum(axis=-1).max())
         routed = (model.weights - model.read_weights(0)) / self._experts.count * slots
         others = model.stored_weights - model.weights + model.read_weights(0)
-        return self.serving.number_bytes * (others + routed) / 1e9
+        return self.serving.weight_bytes * (others + routed) / 1e9
 
     def speed(self) -> Speed:
         """The linear model of a forward's time that a router and the simulation use."""
@@ -140,7 +140,7 @@ class Engine:
         computed = np.min([times[entry].seconds(rows, entry.block) for entry in entries], axis=0)
         row_operations = self._experts.routed_operations / self._experts.active_count
         numbers = row_operations / 2 * (-np.expm1(-rows)).sum(axis=-1)  # experts with a row
-        read_s = self.serving.number_bytes * numbers / device.bytes_per_s
+        read_s = self.serving.weight_bytes * numbers / device.bytes_per_s
         longer: Floats = np.maximum(computed * row_operations / device.operations_per_s, read_s)
         return longer
 
@@ -150,7 +150,7 @@ class Engine:
         token_operations = model.body_operations - routed_operations(model.counts)
         operations = batch.tokens * token_operations
         operations += batch.pairs * model.pair_operations
-        read_s = self.serving.number_bytes * model.read_weights(0) / device.bytes_per_s
+        read_s = self.serving.weight_bytes * model.read_weights(0) / device.bytes_per_s
         return max(float(operations.max()) / device.operations_per_s, read_s)
 
     def exchange_s(self, batch: Batch) -> Floats:

@@ -41,7 +41,7 @@ def serving_of(model: ModelShape, scheduler: Mapping[str, Any], link: Link) -> S
     """Read an engine's speed from an entry of ``schedulers`` on its status page."""
     speed = Speed.of_status(scheduler)
     device = Device.measured(model, 1 / speed.token_s, speed.launch_s * 1e3, link.gb_s, link.us)
-    return Serving(model, device, FLOAT32_BYTES)
+    return Serving(model, device, FLOAT32_BYTES, FLOAT32_BYTES)
 
 
 def predict(

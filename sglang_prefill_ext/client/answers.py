@@ -88,8 +88,8 @@ def read_embeddings(answer: Any, prompts: int) -> NDArray[np.float32]:
 
 
 def read_classes(answer: Any, prompts: int) -> NDArray[np.float32]:
-    """Read an answer of /classify, ``[prompts, classes]``."""
-    return _rows([each["embedding"] for each in answer], prompts, np.float32)
+    """Read an answer of /classify, ``[prompts, classes]``; a cross encoder's class is a number."""
+    return _rows([np.atleast_1d(each["embedding"]) for each in answer], prompts, np.float32)
 
 
 def _rows(rows: Any, count: int, dtype: type[Any]) -> NDArray[Any]:

@@ -16,6 +16,7 @@ from sglang_prefill_ext.client.clients import PrefillClient
 from sglang_prefill_ext.client.exchange import DEFAULT_URL
 from sglang_prefill_ext.client.options import Options
 from sglang_prefill_ext.client.records import Fields, answer_file, field, label_ids
+from sglang_prefill_ext.client.score_records import item_scores, score_arguments
 from sglang_prefill_ext.errors import ConfigError, RequestError
 
 Source = Annotated[
@@ -67,7 +68,7 @@ def score(
 
     def answer(client: PrefillClient, fields: Fields, options: Options) -> Fields:
         arguments = score_arguments(fields, label_token_ids)
-        return fields | {"scores": client.score(**arguments, options=options).scores.tolist()}
+        return fields | {"scores": item_scores(client, arguments, options).tolist()}
 
     _run(answer, source, output, url, api_key, concurrency, timeout)
 
@@ -82,11 +83,11 @@ def rank(
     concurrency: Concurrency = 8,
     timeout: Timeout = None,
 ) -> None:
-    """Sort the items of each record by the probability of the first label."""
+    """Sort the items of each record by the score of the first label or class."""
 
     def answer(client: PrefillClient, fields: Fields, options: Options) -> Fields:
         arguments = score_arguments(fields, label_token_ids)
-        scores = client.score(**arguments, options=options).scores[:, 0]
+        scores = item_scores(client, arguments, options)[:, 0]
         items = arguments["items"]
         best = np.argsort(-scores, kind="stable")[:top].tolist()
         ranked = [{"index": i, "score": float(scores[i]), "item": items[i]} for i in best]
@@ -136,20 +137,6 @@ def classify(
         return fields | {"logits": logits[0].tolist()}
 
     _run(answer, source, output, url, api_key, concurrency, timeout)
-
-
-def score_arguments(fields: Fields, default_labels: str | None) -> Fields:
-    """What `PrefillClient.score` takes of a record; a lone text is one item.
-
-    Raises:
-        RequestError: a field is missing, or labels are no numbers.
-    """
-    query, items = field(fields, "query"), field(fields, "items")
-    return {
-        "query": query,
-        "items": [items] if isinstance(items, str) else items,
-        "label_token_ids": label_ids(fields.get("label_token_ids") or default_labels),
-    }
 
 
 def _prompt(fields: Fields, name: str) -> Any:

@@ -25,12 +25,12 @@ from sglang_prefill_ext.client.commands import (
     Timeout,
     Url,
     interrupted_at_once,
-    score_arguments,
 )
 from sglang_prefill_ext.client.exchange import DEFAULT_URL
 from sglang_prefill_ext.client.explanation import explain
 from sglang_prefill_ext.client.options import Options
 from sglang_prefill_ext.client.records import Fields, Record, outcomes, records_of
+from sglang_prefill_ext.client.score_records import item_scores, score_arguments
 from sglang_prefill_ext.errors import PrefillExtError, RequestError
 
 Scores = NDArray[np.float64]
@@ -44,7 +44,7 @@ class Answers:
     """What one path answered.
 
     Attributes:
-        scores: probabilities by the line of their record, ``[items, labels]``.
+        scores: by the line of their record, see `item_scores`.
         refused: what was wrong with the other records.
         seconds: how long each answer took.
         wall_s: seconds for all records.
@@ -67,9 +67,9 @@ class Difference:
     """How far two answers to a record differ.
 
     Attributes:
-        largest: of a probability.
+        largest: of a score.
         rank_changes: pairs of items that stock separates by more than the tolerance, in the
-            probability of the first label, and that packed has the other way round.
+            score of the first label, and that packed has the other way round.
     """
 
     largest: float
@@ -77,7 +77,7 @@ class Difference:
 
     @staticmethod
     def between(packed: Scores, stock: Scores, tolerance: float) -> Difference:
-        """Compare probabilities, ``[items, labels]`` each."""
+        """Compare scores, ``[items, labels]`` each."""
         ours, theirs = packed[:, 0], stock[:, 0]
         changed = (theirs[:, None] - theirs > tolerance) & (ours[:, None] < ours)
         return Difference(float(np.abs(packed - stock).max(initial=0)), int(changed.sum()))
@@ -89,9 +89,7 @@ class Difference:
 def compare(
     source: Source = "-",  # type: ignore[assignment]  # typer opens it
     label_token_ids: LabelIds = None,
-    tolerance: Annotated[
-        float, typer.Option(min=0, help="Largest difference of a probability.")
-    ] = 0.02,
+    tolerance: Annotated[float, typer.Option(min=0, help="Largest difference of a score.")] = 0.02,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
     concurrency: Concurrency = 8,
@@ -152,7 +150,7 @@ def _asked(
     def answer(fields: Fields) -> Fields:
         arguments = score_arguments(fields, labels)
         begin_s = time.monotonic()
-        scores = client.score(**arguments, options=options).scores
+        scores = item_scores(client, arguments, options)
         found.seconds.append(time.monotonic() - begin_s)
         return {"scores": scores}
 
@@ -189,5 +187,5 @@ def _show(
         return
     line = max(differences, key=lambda each: differences[each].largest)
     largest, changes = differences[line].largest, sum(d.rank_changes for d in differences.values())
-    typer.echo(f"Largest difference of a probability: {largest:.1e}, in line {line}")
+    typer.echo(f"Largest difference of a score: {largest:.1e}, in line {line}")
     typer.echo(f"Items over {tolerance:g} apart in another order: {changes} pairs")

@@ -10,6 +10,9 @@ from sglang_prefill_ext.errors import ConfigError
 
 KNOB_PREFIX = "prefill_only_"
 
+_SWITCHES = {"true": "on", "false": "off"}
+"""What YAML makes of `on` and `off`."""
+
 
 def new_knob(default: Any, text: str, *, least: int = 1) -> Any:
     """A field with the help of its flag, and the least value of a number."""
@@ -31,8 +34,9 @@ def checked(knob: Field[Any], value: Any) -> Any:
     if value is None and knob.default is None:
         return value
     if issubclass(kind, StrEnum):
-        if value in list(kind):
-            return kind(value)
+        told = _SWITCHES.get(str(value).lower(), value)
+        if told in list(kind):
+            return kind(told)
         range_text = f"one of {', '.join(kind)}"
     elif kind is str:
         if isinstance(value, str):

@@ -18,6 +18,7 @@ from sglang_prefill_ext.sizing.forward import Serving
 from sglang_prefill_ext.sizing.model import ModelShape
 from sglang_prefill_ext.sizing.parallelism import Forecast, Load, forecasts
 from sglang_prefill_ext.sizing.shape import Shape
+from sglang_prefill_ext.sizing.work import BFLOAT16_BYTES
 
 _COLUMNS = (
     *("latency", "idle", "parts", "most /s", "GB"),
@@ -41,9 +42,10 @@ def plan(
     rate: Annotated[
         float | None, typer.Option(help="Requests per second, instead of --clients.")
     ] = None,
-    number_bytes: Annotated[
-        int, typer.Option(min=1, max=8, help="Bytes of a weight; 2 for bfloat16.")
-    ] = 2,
+    weight_bytes: Annotated[
+        float,
+        typer.Option(min=0.1, max=8, help="Bytes of a weight: 1 for fp8, about 0.5 for four bits."),
+    ] = BFLOAT16_BYTES,
     expert_imbalance: Annotated[
         float,
         typer.Option(
@@ -90,7 +92,7 @@ def plan(
     else:
         _refuse(device, rates)
         used = _listed(device, peaks | common)
-    serving = Serving(sizes, used, number_bytes, expert_imbalance)
+    serving = Serving(sizes, used, weight_bytes, imbalance=expert_imbalance)
     found = forecasts(serving, gpus, wanted, load)
     console = Console()
     table = table_of(found, f"{wanted}, {_told(load)}, {gpus} x {device}; times in ms")

@@ -12,7 +12,7 @@ from sglang_prefill_ext.sizing.mixers import Attention
 from sglang_prefill_ext.sizing.model import ModelShape
 from sglang_prefill_ext.sizing.shape import Shape
 from sglang_prefill_ext.sizing.sublayers import Experts, Sublayer
-from sglang_prefill_ext.sizing.work import packed_bytes, packed_operations
+from sglang_prefill_ext.sizing.work import BFLOAT16_BYTES, packed_bytes, packed_operations
 
 LABELS = 2
 """Number of tokens whose probabilities are asked for, as for a yes/no question."""
@@ -73,7 +73,8 @@ class Serving:
     """A model on devices of one kind.
 
     Attributes:
-        number_bytes: of a weight, an activation and an element of K/V; 2 for bfloat16.
+        weight_bytes: of a weight; 1 for fp8, about 0.5 for four bits.
+        number_bytes: of an activation and an element of K/V.
         imbalance: rows of the busiest device's experts, divided by the mean. 1 if every expert is
             cut over all devices, as by SGLang's default; more if whole experts are divided
             (``--ep-size``).
@@ -81,7 +82,8 @@ class Serving:
 
     model: ModelShape
     device: Device
-    number_bytes: int = 2
+    weight_bytes: float = BFLOAT16_BYTES
+    number_bytes: int = BFLOAT16_BYTES
     imbalance: float = 1.0
 
     def forward(self, shape: Shape, ranks: int, requests: int = 1) -> ForwardTime:
@@ -93,8 +95,13 @@ class Serving:
         """
         tokens = requests * shape.packed_tokens
         forwards = forwards_of(tokens)
-        traffic = packed_bytes(self.model, shape, LABELS, self.number_bytes, requests)
-        traffic += (forwards - 1) * self.number_bytes * self.model.read_weights(tokens // forwards)
+        traffic = packed_bytes(
+            *(self.model, shape, LABELS),
+            weight_bytes=self.weight_bytes,
+            number_bytes=self.number_bytes,
+            requests=requests,
+        )
+        traffic += (forwards - 1) * self.weight_bytes * self.model.read_weights(tokens // forwards)
         rows = requests * shape.items
         own_tokens, own_rows = -(-tokens // forwards), -(-rows // forwards)
         return ForwardTime(

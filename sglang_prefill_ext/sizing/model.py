@@ -29,9 +29,15 @@ _UNCOUNTED = (
     "hybrid_layer_ids",
     "type_vocab_size",
     "is_encoder_decoder",
+    "local_attention",
+    "residual_moe",
+    "H_cycles",
+    "loop_num",
+    "layer_group_size",
 )
 """Settings of models that are not counted here: other recurrences or sparse attention, experts that
-do nothing as in LongCat, several residuals as in Gemma 3n, encoders."""
+do nothing as in LongCat or come besides an MLP as in Grok 2, several residuals as in Gemma 3n,
+layers that run several times, encoders."""
 _TIED = ("gemma", "cohere", "lfm2")
 """Beginnings of types of models that have one table of embeddings unless they say otherwise."""
 
@@ -85,10 +91,13 @@ class ModelShape:
         try:
             return cls._read(config)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
+            missing = isinstance(error, KeyError)
             raise ConfigError(
                 "config.json is not that of a decoder that can be counted "
                 f"({type(error).__name__}: {error}); name a Qwen-, Llama-, Mistral-, Mixtral-, "
                 "DeepSeek-, Gemma-, Granite-, LFM2-, Falcon-H1- or Nemotron-H-like model."
+                + f" If it is one, write {error} into the file: the default is left out."
+                * missing
             ) from error
 
     @classmethod
@@ -97,6 +106,8 @@ class ModelShape:
         config = whole.get("text_config") or whole.get("llm_config") or whole
         if uncounted := [name for name in _UNCOUNTED if config.get(name)]:
             raise ValueError(f"it has {uncounted[0]}")
+        if config.get("model_type") == "qwen":  # its settings say twice its width
+            raise ValueError("it is of the first Qwen generation")
         layers, sublayers = len(layer_kinds(config)), sublayers_of(config)
         if not any(isinstance(each, Attention) for each in sublayers):
             raise ValueError("no layer has attention")

@@ -112,7 +112,7 @@ def forecasts(serving: Serving, devices: int, shape: Shape, load: Load) -> list[
 
 def forecast(serving: Serving, parallelism: Parallelism, shape: Shape, load: Load) -> Forecast:
     """Predict one parallelism."""
-    weights_gb = serving.number_bytes * serving.model.stored_weights / parallelism.ranks / 1e9
+    weights_gb = serving.weight_bytes * serving.model.stored_weights / parallelism.ranks / 1e9
     parts, longest = _longest_part(serving, parallelism, shape, 0.0)
     most = _requests_per_s(serving, parallelism, shape, waiting=MAX_FORWARD_TOKENS)
     return Forecast(

@@ -12,6 +12,8 @@ from sglang_prefill_ext.sizing.model import ModelShape
 from sglang_prefill_ext.sizing.recurrences import Recurrence
 from sglang_prefill_ext.sizing.shape import Shape
 
+BFLOAT16_BYTES = 2
+
 
 def packed_operations(model: ModelShape, shape: Shape, labels: int) -> int:
     """Least operations of a packed forward: the prefix once, every row's rest, the labels' columns.
@@ -27,21 +29,29 @@ def packed_operations(model: ModelShape, shape: Shape, labels: int) -> int:
 
 
 def packed_bytes(
-    model: ModelShape, shape: Shape, labels: int, number_bytes: int, requests: int = 1
-) -> int:
+    model: ModelShape,
+    shape: Shape,
+    labels: int,
+    *,
+    weight_bytes: float = BFLOAT16_BYTES,
+    number_bytes: int = BFLOAT16_BYTES,
+    requests: int = 1,
+) -> float:
     """Least traffic of a packed forward, in bytes: weights once, K/V written and read once.
 
     Args:
+        weight_bytes: of a weight.
+        number_bytes: of an element of K/V or of a state between chunks.
         requests: how many requests of that shape share the forward.
     """
     tokens = requests * shape.packed_tokens
-    numbers = model.read_weights(tokens) + kv_numbers(model, tokens)
+    weights = model.read_weights(tokens) + labels * model.hidden
     states = sum(
         count * each.state_bytes(shape, requests, number_bytes)
         for each, count in model.counts.items()
         if isinstance(each, Recurrence)
     )
-    return number_bytes * (numbers + labels * model.hidden) + states
+    return weight_bytes * weights + number_bytes * kv_numbers(model, tokens) + states
 
 
 def kv_numbers(model: ModelShape, tokens: int) -> int:

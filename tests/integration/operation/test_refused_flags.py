@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.config import PrefillOnlyConfig, Switch
 from tests.integration.support.own_server import run_forked, run_script
 
 pytestmark = pytest.mark.timeout(900)
@@ -98,6 +98,7 @@ def outcomes(
     yaml, asked, out = (directory / name for name in ("server.yaml", "cases.json", "out.json"))
     yaml.write_text(
         f"model-path: {model}\ndevice: cpu\nenable-prefill-only: true\nprefill-only-max-items: 7\n"
+        "prefill-only-known-answers: off\n"
     )
     asked.write_text(json.dumps(cases(model, yaml)))
     run_script("launch_runner", asked, out)
@@ -189,7 +190,9 @@ def test_flags_that_cannot_be_added_are_unknown(outcomes: dict[str, Any]) -> Non
 
 @pytest.mark.patch("P02")
 def test_the_configuration_file(outcomes: dict[str, Any]) -> None:
-    assert outcomes["config file"]["config"] == asdict(PrefillOnlyConfig(max_items=7))
+    assert outcomes["config file"]["config"] == asdict(
+        PrefillOnlyConfig(max_items=7, known_answers=Switch.OFF)
+    )
 
 
 def test_the_exit_status_and_stderr_of_a_real_start(model_dir: Callable[[str], Path]) -> None:

@@ -36,7 +36,7 @@ def test_bytes_by_hand() -> None:
     shape = Shape(query_tokens=3, item_tokens=2, items=4)
     # Of every token K and V of 3 numbers each, written and read.
     assert packed_bytes(SMALL, shape, labels=2, number_bytes=2) == 2 * (132 + 11 * 12 + 2 * 4)
-    assert stock_bytes(SMALL, shape, number_bytes=2) == 2 * (132 + 20 * 12 + 7 * 4)
+    assert stock_bytes(SMALL, shape, weight_bytes=2) == 2 * (132 + 20 * 12 + 7 * 4)
 
 
 def test_layers_multiply_all_but_the_readout() -> None:
@@ -48,7 +48,7 @@ def test_layers_multiply_all_but_the_readout() -> None:
 @given(models, shapes, st.integers(1, 2))
 def test_packed_never_needs_more(model: ModelShape, shape: Shape, labels: int) -> None:
     assert operation_ratio(model, shape, labels) >= 1.0
-    assert packed_bytes(model, shape, labels, 2) <= stock_bytes(model, shape, 2)
+    assert packed_bytes(model, shape, labels) <= stock_bytes(model, shape, 2)
 
 
 @pytest.mark.parametrize(

@@ -61,12 +61,16 @@ def test_log_probabilities_are_joined_like_scores() -> None:
     assert found.tolist() == [[-1.0], [-2.0]]
 
 
+def test_the_class_of_a_cross_encoder_is_a_number() -> None:
+    assert read_classes([{"embedding": 1.5}, {"embedding": -2.0}], 2).tolist() == [[1.5], [-2.0]]
+
+
 @pytest.mark.parametrize(
     "answer",
     [
         [],
         [{"embedding": [1.0]}],
-        [{"embedding": 1.0}, {"embedding": 2.0}],
+        [{"embedding": [[1.0]]}, {"embedding": [[2.0]]}],
         [{"embedding": [1.0]}, {"embedding": [1.0, 2.0]}],
     ],
 )

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
@@ -101,6 +102,25 @@ def test_classes_are_asked_for_without_labels(stand_in: StandIn, command: str) -
     result = run(stand_in, command, stdin=lines(QUERY))
     assert result.exit_code == 0, result.output
     assert [seen.body["label_token_ids"] for seen in stand_in.seen] == [None]
+
+
+@pytest.mark.parametrize("labels", [[4], "4", [[4], [5], [4]], None])
+def test_items_with_one_label_or_class_are_told_apart(stand_in: StandIn, labels: Any) -> None:
+    if labels is None:
+        scores = [[value_of(item)] for item in "acb"]
+        answer = {"scores": scores, "usage": {"prompt_tokens": 1}}
+        stand_in.replies.append(Reply(200, json.dumps(answer)))
+    result = run(stand_in, "rank", stdin=lines(QUERY | {"label_token_ids": labels}))
+    (answered,) = answers(result)
+    assert [each["score"] for each in answered["items"]] == [value_of(i) for i in "cba"]
+    assert [seen.body["apply_softmax"] for seen in stand_in.seen] == [False]
+
+
+def test_classes_have_probabilities(stand_in: StandIn) -> None:
+    (answered,) = answers(run(stand_in, "score", stdin=lines(QUERY)))
+    for (first, second), item in zip(answered["scores"], "acb", strict=True):
+        assert first + second == pytest.approx(1)
+        assert np.log(first / second) == pytest.approx(2 * value_of(item) - 1)
 
 
 def test_a_missing_text_may_be_in_another_field(stand_in: StandIn) -> None:

@@ -38,7 +38,7 @@ def test_equal_answers_are_a_success(stand_in: StandIn) -> None:
     result = run(stand_in, stdin=f"{RECORD}\n{RECORD}")
     assert result.exit_code == 0, result.output
     assert "Line 1 takes the packed path\n" in result.stdout
-    assert "Largest difference of a probability: 0.0e+00, in line 1\n" in result.stdout
+    assert "Largest difference of a score: 0.0e+00, in line 1\n" in result.stdout
     assert "Items over 0.02 apart in another order: 0 pairs\n" in result.stdout
     paths = [(seen.path, seen.headers.get("x-prefill-only")) for seen in stand_in.seen]
     score = "/v1/score"

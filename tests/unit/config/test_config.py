@@ -10,6 +10,7 @@ import pytest
 from sglang_prefill_ext.config import (
     Order,
     PrefillOnlyConfig,
+    Switch,
     config_from_mapping,
 )
 from sglang_prefill_ext.config.knobs import flag_name, shown_default
@@ -43,6 +44,12 @@ def test_every_knob_has_a_usable_default_and_a_help_text() -> None:
         else:
             assert (value == 0) if knob.name in ZERO else (value >= 1)
         assert knob.metadata["help"].endswith(".")
+
+
+@pytest.mark.parametrize("knob", [name for name, each in CHOICES.items() if each == list(Switch)])
+def test_a_switch_may_be_spelt_as_yaml_spells_it(knob: str) -> None:
+    for value, told in {False: "off", "false": "off", True: "on", "true": "on"}.items():
+        assert getattr(PrefillOnlyConfig(**{knob: value}), knob) == told
 
 
 @pytest.mark.parametrize("knob", NUMBERS)

@@ -122,7 +122,7 @@ def test_wrong_flags_are_named_with_a_remedy(plan: Plan, flags: str, message: st
 
 
 @pytest.mark.parametrize(
-    "flag", [f"--clients={10**400}", f"--number-bytes={10**400}", "--expert-imbalance=inf"]
+    "flag", [f"--clients={10**400}", f"--weight-bytes={10**400}", "--expert-imbalance=inf"]
 )
 def test_numbers_that_no_fleet_has_are_wrong_usage(plan: Plan, flag: str) -> None:
     assert flag.partition("=")[0] in plan(flag, status=2)

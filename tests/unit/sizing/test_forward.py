@@ -13,7 +13,7 @@ from bench.floor import least_ms
 from sglang_prefill_ext.sizing.device import DEVICES, Device
 from sglang_prefill_ext.sizing.forward import LABELS, ForwardTime, Serving, expected_padded_rows
 from sglang_prefill_ext.sizing.shape import Shape
-from sglang_prefill_ext.sizing.work import packed_bytes, packed_operations
+from sglang_prefill_ext.sizing.work import kv_numbers, packed_bytes, packed_operations
 from tests.unit.sizing.models import DENSE, SPARSE, servings, shapes
 
 SMALL = DENSE["0.6B"]
@@ -23,9 +23,25 @@ SMALL = DENSE["0.6B"]
 def test_the_floor_is_a_lower_bound(serving: Serving, shape: Shape, ranks: int) -> None:
     model, device = serving.model, serving.device
     operations = packed_operations(model, shape, LABELS)
-    traffic = packed_bytes(model, shape, LABELS, serving.number_bytes)
+    traffic = packed_bytes(
+        *(model, shape, LABELS),
+        weight_bytes=serving.weight_bytes,
+        number_bytes=serving.number_bytes,
+    )
     least = least_ms(operations, traffic, device.tflops, device.gb_s) / ranks
     assert serving.forward(shape, ranks).seconds * 1e3 >= least
+
+
+@given(shapes, st.sampled_from([1, 2, 4]), st.sampled_from([0.5, 1.0]))
+def test_only_weights_shrink_in_fewer_bits(shape: Shape, ranks: int, weight_bytes: float) -> None:
+    device = DEVICES["h100-sxm"]
+    whole, less = (
+        Serving(SMALL, device, each).forward(shape, ranks) for each in (2.0, weight_bytes)
+    )
+    assert less.all_reduce_s == whole.all_reduce_s
+    kept = (2 * kv_numbers(SMALL, shape.packed_tokens)) / (ranks * device.bytes_per_s)
+    shrunk = (less.traffic_s - kept) / (whole.traffic_s - kept)
+    assert shrunk == pytest.approx(weight_bytes / 2)
 
 
 @given(servings, shapes, st.integers(1, 4))
@@ -77,7 +93,7 @@ def test_more_tokens_than_one_forward_may_have_are_several() -> None:
 def test_each_of_several_forwards_reads_the_weights() -> None:
     shape, device = Shape(1, 1000, 40), DEVICES["h100-sxm"]  # 40,001 tokens
     read = Serving(SMALL, device).forward(shape, 1).traffic_s * device.bytes_per_s
-    once = packed_bytes(SMALL, shape, LABELS, 2)
+    once = packed_bytes(SMALL, shape, LABELS)
     assert read - once == pytest.approx(2 * 2 * SMALL.read_weights(13_333))
 
 

@@ -100,6 +100,13 @@ def test_what_cannot_be_counted_is_refused(tmp_path: Path) -> None:
         _read(tmp_path, kv_lora_rank=512, qk_rope_head_dim=64, v_head_dim=0)
     with pytest.raises(ConfigError, match="it has zero_expert_num"):
         _read(tmp_path, zero_expert_num=2)
+    for name in ("local_attention", "residual_moe", "H_cycles", "loop_num", "layer_group_size"):
+        with pytest.raises(ConfigError, match=f"it has {name}"):
+            _read(tmp_path, **{name: 2})
+    with pytest.raises(ConfigError, match="first Qwen generation"):
+        _read(tmp_path, model_type="qwen")
+    with pytest.raises(ConfigError, match="write 'num_hidden_layers' into the file"):
+        ModelShape.of_config({})
     with pytest.raises(ConfigError, match="it has type_vocab_size"):
         _read(tmp_path, type_vocab_size=2)
     with pytest.raises(ConfigError, match="its layer 3 is of the kind 'minimax_m3_sparse'"):

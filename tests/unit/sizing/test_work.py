@@ -40,9 +40,7 @@ def test_traffic_of_states_by_hand() -> None:
     others += kv_numbers(model, 560) - kv_numbers(plain, 560)
     # Five rows start from a state; the prefix has one chunk, each row two.
     states = 3 * (4 * 16 * 8) * (5 * 4 + (1 + 5 * 2) * 2 * 2)
-    assert (
-        packed_bytes(model, shape, 2, 2) == packed_bytes(plain, shape, 2, 2) + 2 * others + states
-    )
+    assert packed_bytes(model, shape, 2) == packed_bytes(plain, shape, 2) + 2 * others + states
 
 
 def test_traffic_of_mamba_by_hand() -> None:
@@ -86,7 +84,7 @@ def test_a_window_bounds_the_pairs() -> None:
     fewer = (6 + 4 * 9) - (5 + 4 * 4) + 4 * (5 - 2)
     more = packed_operations(full, shape, 2) - packed_operations(model, shape, 2)
     assert more == fewer * pair
-    assert packed_bytes(full, shape, 2, 2) == packed_bytes(model, shape, 2, 2)
+    assert packed_bytes(full, shape, 2) == packed_bytes(model, shape, 2)
 
 
 def test_keys_and_values_of_an_earlier_layer_are_only_read() -> None:
