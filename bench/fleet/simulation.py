@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,12 +40,17 @@ class _Asked:
     forward_tokens: int = 0
 
 
+_Entry: TypeAlias = tuple[float, int, _Asked]
+"""The key of a part, its place in the order of arrival, and the part."""
+
+
 @dataclass(slots=True, eq=False)
 class _Replica:
     """Runs one forward at a time, of the part that comes first by `scheduling.queue`'s srpt.
 
     Attributes:
-        waiting: parts ordered by their key, then by arrival.
+        begun: the one part, if any, that waits and has run some of its forwards.
+        waiting: all other parts, by their keys, then by arrival.
         free_s: time at which all its parts will be done.
         processed: tokens processed so far; the keys measure time by them.
     """
@@ -55,7 +60,19 @@ class _Replica:
     free_s: float = 0.0
     processed: int = 0
     running: _Asked | None = None
-    waiting: list[tuple[float, int, _Asked]] = field(default_factory=list)
+    begun: _Entry | None = None
+    waiting: list[_Entry] = field(default_factory=list)
+
+    def take(self) -> _Entry | None:
+        """Remove the part whose turn it is; None if no part waits.
+
+        A part of several forwards starts only if no other has begun, see `policy.in_turn`.
+        """
+        first, begun = self.waiting[0] if self.waiting else None, self.begun
+        if begun is None or (first is not None and first < begun and first[2].forwards == 1):
+            return heappop(self.waiting) if first else None
+        self.begun = None
+        return begun
 
 
 class Simulation:
@@ -131,26 +148,25 @@ class Simulation:
         replica.free_s = max(replica.free_s, now_s) + true_s
         self.sent_s += cost_s
         self.parts += 1
-        self._wait(replica, replica.processed + AGEING * tokens, asked)
+        key = replica.processed + AGEING * tokens
+        heappush(replica.waiting, (key, next(self._numbers), asked))
         self._launch(now_s, replica)
 
-    def _wait(self, replica: _Replica, key: float, asked: _Asked) -> None:
-        heappush(replica.waiting, (key, next(self._numbers), asked))
-
     def _launch(self, now_s: float, replica: _Replica) -> None:
-        if replica.running is None and replica.waiting:
-            key, _, asked = heappop(replica.waiting)
-            replica.running = asked
-            self._at(now_s + asked.forward_s, self._collect, replica, key, asked)
+        if replica.running is None and (entry := replica.take()):
+            replica.running = entry[2]
+            self._at(now_s + entry[2].forward_s, self._collect, replica, entry)
 
-    def _collect(self, now_s: float, replica: _Replica, key: float, asked: _Asked) -> None:
+    def _collect(self, now_s: float, replica: _Replica, entry: _Entry) -> None:
+        key, number, asked = entry
         if replica.running is not asked:
             return  # the replica has died meanwhile
         replica.running = None
         replica.processed += asked.forward_tokens
         asked.forwards -= 1
         if asked.forwards:
-            self._wait(replica, key, asked)
+            # A job is queued again by what is left of it.
+            replica.begun = (key - AGEING * asked.forward_tokens, number, asked)
         else:
             self._answer(now_s, asked)
         self._launch(now_s, replica)
@@ -169,11 +185,12 @@ class Simulation:
 
     def _die(self, now_s: float, number: int) -> None:
         replica = self._replicas[number]
-        failed = [asked for _, _, asked in sorted(replica.waiting)]
+        waiting = replica.waiting if replica.begun is None else [*replica.waiting, replica.begun]
+        failed = [asked for _, _, asked in sorted(waiting)]
         if replica.running is not None:
             failed.insert(0, replica.running)
         replica.alive, replica.free_s = False, 0.0
-        replica.running, replica.waiting = None, []
+        replica.running, replica.begun, replica.waiting = None, None, []
         for asked in failed:
             self._fail(now_s, asked)
 
