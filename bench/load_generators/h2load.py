@@ -18,7 +18,6 @@ from bench.http_client import LoadError
 from bench.load import Measurement
 from bench.load_generators.tools import counting_cpu, outputs, require
 
-_WARM_UP_S = 1
 _OK = 200
 
 
@@ -32,8 +31,9 @@ def closed_loop(
 ) -> Measurement:
     """Run `clients` connections; each sends the same message again after every answer.
 
-    Only answers that came while all clients were running, after a second of warm-up, are counted.
-    gRPC reports errors in trailers, which h2load does not read: check the server's own counters.
+    Only answers that came while all clients were running are counted. h2load has no warm-up: it
+    would not log those requests, so nobody could tell whether the server answered them all. gRPC
+    reports errors in trailers, which h2load does not read: check the server's own counters.
 
     Args:
         method: ``/package.Service/Method``.
@@ -53,8 +53,7 @@ def closed_loop(
             commands.append(
                 [
                     *(require("h2load"), "-c1", "-m1", "-t1"),
-                    *(f"--duration={seconds:g}", f"--warm-up-time={_WARM_UP_S}"),
-                    *(f"--data={body}", f"--log-file={log}"),
+                    *(f"--duration={seconds:g}", f"--data={body}", f"--log-file={log}"),
                     *("--header=content-type: application/grpc", "--header=te: trailers"),
                     f"http://127.0.0.1:{port}{method}",
                 ]

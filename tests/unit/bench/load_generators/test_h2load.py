@@ -12,6 +12,7 @@ METHOD = "/package.Service/Method"
 PROGRAM = """
 import json, sys
 options = dict(each.lstrip('-').split('=', 1) for each in sys.argv[1:] if '=' in each)
+assert 'warm-up-time' not in options, 'h2load does not log what it sends meanwhile'
 body = open(options['data'], 'rb').read()
 lines = json.load(open(LOGS))[body[5:].decode()]
 open(options['log-file'], 'w').write(''.join('\\t'.join(map(str, row)) + '\\n' for row in lines))
