@@ -14,7 +14,7 @@ from bench.command import Bench
 from bench.drawing import new_table
 from bench.options import Dtype, Flags, Name, Preset
 from bench.soak.session import SoakPlan, SoakRun
-from bench.soak.windows import LONG_PAUSE_MS, MOST_DRIFT, SoakWindow, Verdict
+from bench.soak.windows import LONG_PAUSE_MS, MOST_DRIFT, MOST_SLOWING, SoakWindow, Verdict
 
 
 def main(
@@ -31,7 +31,7 @@ def main(
     ] = 0,
     name: Name = "soak",
 ) -> None:
-    """Check whether throughput, memory and pauses stay the same under a long load."""
+    """Check whether throughput, latency, memory and pauses stay the same under a long load."""
     bench = Bench("bench.soak", name)
     plan = SoakPlan(
         seconds=minutes * 60,
@@ -45,7 +45,7 @@ def main(
         verdict = run.run()
     found = {"preset": preset, "rate_per_s": run.rate_per_s, "verdict": asdict(verdict)}
     found |= {"reports": run.reports, "plan": asdict(plan)}
-    aims = f"aims: drifts within {MOST_DRIFT:.0%}, no long pause"
+    aims = f"aims: drifts within {MOST_DRIFT:.0%}, of P50 {MOST_SLOWING:.0%}, no long pause"
     bench.report(run.gate, run.results, soak_table(run.results, verdict), aims, **found)
     bench.say_written()
     raise typer.Exit(0 if verdict.passed else 1)
@@ -58,7 +58,8 @@ def soak_table(windows: Sequence[SoakWindow], verdict: Verdict) -> Table:
         memory = f"{sum(window.memory_mib.values()):,.0f}"
         rate = f"{window.requests_per_s:.1f}"
         table.add_row(name, rate, f"{window.p50_ms:.1f}", f"{window.p99_ms:.1f}", memory)
-    drifts = _drift(verdict.throughput_drift), "", "", _drift(verdict.memory_drift)
+    slowing = _judged(f"{verdict.latency_drift:+.1%}", verdict.latency_drift <= MOST_SLOWING)
+    drifts = _drift(verdict.throughput_drift), slowing, "", _drift(verdict.memory_drift)
     table.add_row("drift", *drifts)
     long = _judged(f"{verdict.long_pauses} over {LONG_PAUSE_MS} ms", not verdict.long_pauses)
     waits = f"{verdict.long_waits} by the wall clock"

@@ -15,6 +15,9 @@ LONG_PAUSE_MS = 20
 """Pauses above this are long; it must be a bucket limit of the server's histogram."""
 MOST_DRIFT = 0.02
 """Aim: throughput and memory at the end differ from those at the start by at most this share."""
+MOST_SLOWING = 0.5
+"""Aim: P50 at the end exceeds that at the start by at most this share. On two cores that other
+programs share, it rose by up to a quarter without a cause in the server."""
 
 _ENDS = 5  # the first and the last fifth of the windows are compared
 
@@ -43,11 +46,14 @@ class Verdict:
 
     Attributes:
         throughput_drift: change from the first fifth to the last, as a share; negative is slower.
+            At a steady rate of arrivals it shows only whether all of them were answered.
         memory_drift: the same of the process whose memory has changed most.
         pauses: number of pauses for garbage collection, in all processes.
         long_pauses: number of these that took more than `LONG_PAUSE_MS` of CPU time.
         long_waits: number that took more than that by the wall clock only, because other processes
             ran meanwhile.
+        latency_drift: change of P50 from the first fifth to the last, as a share; positive is
+            slower, NaN if nothing was answered in one of them.
     """
 
     throughput_drift: float
@@ -55,11 +61,13 @@ class Verdict:
     pauses: int
     long_pauses: int
     long_waits: int = 0
+    latency_drift: float = 0.0
 
     @property
     def passed(self) -> bool:
         drifts = (self.throughput_drift, self.memory_drift)
-        return not self.long_pauses and all(abs(each) <= MOST_DRIFT for each in drifts)
+        steady = all(abs(each) <= MOST_DRIFT for each in drifts)
+        return not self.long_pauses and steady and self.latency_drift <= MOST_SLOWING
 
 
 def windows_of(
@@ -113,7 +121,14 @@ def verdict_of(
         pauses=pauses,
         long_pauses=long_cpu,
         long_waits=long_wall - long_cpu,
+        latency_drift=_usual_p50_ms(last) / _usual_p50_ms(first) - 1.0,
     )
+
+
+def _usual_p50_ms(windows: Sequence[SoakWindow]) -> float:
+    """Lower quartile of P50: other programs slow some windows down, a slower server all of them."""
+    answered = [each.p50_ms for each in windows if not math.isnan(each.p50_ms)]
+    return float(np.quantile(answered, 0.25)) if answered else math.nan
 
 
 def _memory_mib(process: str, window: SoakWindow) -> float:

@@ -11,6 +11,16 @@ WINDOWS = [
 
 
 def test_the_table_has_both_ends_and_the_verdict() -> None:
-    text = printed(soak_table(WINDOWS, Verdict(-0.021, 0.001, 7, 2)))
-    for words in ("100.0", "98.0", "1,400", "1,401", "-2.1%", "+0.1%", "7 pauses", "2 over 20 ms"):
+    text = printed(soak_table(WINDOWS, Verdict(-0.021, 0.001, 7, 2, latency_drift=0.51)))
+    for words in (
+        "+51.0%",
+        "100.0",
+        "98.0",
+        "1,400",
+        "1,401",
+        "-2.1%",
+        "+0.1%",
+        "7 pauses",
+        "2 over 20 ms",
+    ):
         assert words in text

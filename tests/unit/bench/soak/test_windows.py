@@ -39,11 +39,17 @@ def test_every_answer_is_in_one_window(ended_s: list[float], cuts: list[float]) 
     assert sum(counted) == pytest.approx(len(ended_s))
 
 
-def _windows(rates: list[float], memory: list[float]) -> list[SoakWindow]:
+def _windows(rates: list[float], memory: list[float], p50_ms: float = 1.0) -> list[SoakWindow]:
     return [
-        SoakWindow(float(at), rate, 1.0, 2.0, {"steady": 50.0, "other": mib})
+        SoakWindow(float(at), rate, p50_ms, 2.0, {"steady": 50.0, "other": mib})
         for at, (rate, mib) in enumerate(zip(rates, memory, strict=True), start=1)
     ]
+
+
+def _verdict_of_p50(p50_ms: list[float]) -> Verdict:
+    """Of a run whose windows differ in nothing else."""
+    windows = [each for ms in p50_ms for each in _windows([100.0], [6.0], ms)]
+    return verdict_of(windows, [_report(1, 1, 1)], [_report(1, 1, 1)])
 
 
 def _report(count: int, soon_over: int, short: int) -> dict[str, object]:
@@ -73,6 +79,25 @@ def test_a_run_that_began_without_an_answer_has_drifted_without_bound() -> None:
     assert not verdict.passed
 
 
+def test_answers_that_take_ten_times_as_long_in_the_end_fail_at_a_steady_rate() -> None:
+    verdict = _verdict_of_p50([4.0] * 10 + [22.0] * 30 + [40.0] * 10)
+    assert verdict.throughput_drift == 0
+    assert verdict.latency_drift == pytest.approx(9)
+    assert not verdict.passed
+
+
+def test_a_few_slow_windows_at_the_end_are_not_the_servers() -> None:
+    verdict = _verdict_of_p50([4.0] * 40 + [40.0] * 6 + [5.0] * 4)
+    assert verdict.latency_drift == pytest.approx(0.25)
+    assert verdict.passed
+
+
+def test_a_run_that_answers_nothing_in_the_end_has_no_latency_to_pass() -> None:
+    verdict = _verdict_of_p50([4.0] * 8 + [math.nan] * 2)
+    assert math.isnan(verdict.latency_drift)
+    assert not verdict.passed
+
+
 @pytest.mark.parametrize(
     ("verdict", "passed"),
     [
@@ -81,6 +106,10 @@ def test_a_run_that_began_without_an_answer_has_drifted_without_bound() -> None:
         (Verdict(-0.021, 0.0, 0, 0), False),
         (Verdict(0.0, 0.021, 0, 0), False),
         (Verdict(0.0, 0.0, 1, 1), False),
+        (Verdict(0.0, 0.0, 0, 0, latency_drift=0.5), True),
+        (Verdict(0.0, 0.0, 0, 0, latency_drift=-0.9), True),
+        (Verdict(0.0, 0.0, 0, 0, latency_drift=0.51), False),
+        (Verdict(0.0, 0.0, 0, 0, latency_drift=math.nan), False),
     ],
 )
 def test_all_aims_must_be_met(verdict: Verdict, passed: bool) -> None:
