@@ -23,14 +23,7 @@ from bench.options import (
     ServerFlags,
     Shapes,
 )
-from bench.score.plan import (
-    FEW_REQUESTS,
-    MANY_REQUESTS,
-    POOL_REQUESTS,
-    Case,
-    Plan,
-    make_cases,
-)
+from bench.score.plan import Case, Plan, make_cases
 from bench.score.plot import save_plot
 from bench.score.report import Comparison, closed_table, compare_paths, open_table
 from bench.score.session import ModelRun
@@ -112,12 +105,12 @@ def main(
             args_of_both=tuple(shlex.split(server_flags)),
             stock_env={} if against_wheel is None else env_of_wheel(against_wheel, Path(other)),
             radix_cache=radix_cache or repeated,
+            repeated=repeated,
             side_by_side=side_by_side,
         )
         presets = preset or (PRESETS[:1] if quick else PRESETS)
         drawn = [Shape.parse(each) for each in shapes or SHAPES]
-        count = FEW_REQUESTS if repeated else MANY_REQUESTS if radix_cache else POOL_REQUESTS
-        cases_of = partial(make_cases, shapes=drawn, text=text, count=count)
+        cases_of = partial(make_cases, shapes=drawn, text=text, count=plan.pool_requests())
         runs = measure([] if model else presets, model or [], cases_of, plan, logs, bench)
     show(runs, bench)
     for run in runs:

@@ -25,8 +25,7 @@ RadixCache: TypeAlias = Annotated[
     bool,
     typer.Option(
         "--radix-cache",
-        help="Leave the prefix cache on in both servers, and send so many different requests that "
-        "hardly any repeats.",
+        help="Leave the prefix cache on in both servers, and send only different requests.",
     ),
 ]
 Loads: TypeAlias = Annotated[

@@ -14,7 +14,9 @@ from bench.gate import TOLERANCE, Agreement, largest_logprob_difference
 from bench.http_client import post_bytes
 from bench.score.plan import GATE_REQUESTS, Case
 
-_POOL_REQUESTS = 256
+POOL_DECISIONS = 256
+"""Different requests, those of the gate included, unless more are asked for."""
+
 _FIRST_ID = 16  # the ids below may be special tokens
 
 
@@ -39,7 +41,9 @@ class Prompts:
             ends = f"{self.shortest}-{self.longest}"
         return f"{self.shared}+{ends}x{self.items}"
 
-    def draw(self, vocabulary: int, seed: int = 0) -> list[list[list[int]]]:
+    def draw(
+        self, vocabulary: int, seed: int = 0, count: int = POOL_DECISIONS
+    ) -> list[list[list[int]]]:
         """Draw the prompts of distinct requests from random ids; all lengths are equally likely."""
         rng = np.random.default_rng(seed)
 
@@ -48,7 +52,7 @@ class Prompts:
             return drawn
 
         requests = []
-        for _ in range(_POOL_REQUESTS):
+        for _ in range(count):
             beginning = ids(self.shared)
             lengths = rng.integers(self.shortest, self.longest + 1, self.items)
             requests.append([beginning + ids(length) for length in lengths])
@@ -169,10 +173,10 @@ def compare_numbers(
     return Agreement(len(differences) - 1, 0.0, float(np.max(differences)), 0, tolerance)
 
 
-def case_of(kind: Kind, vocabulary: int) -> Case:
-    """Prepare the requests of a kind."""
+def case_of(kind: Kind, vocabulary: int, count: int = POOL_DECISIONS) -> Case:
+    """Prepare `count` requests of a kind, of which a few are the gate's."""
     prompts = kind.prompts
-    bodies = [kind.body(each, prompts.shared) for each in prompts.draw(vocabulary)]
+    bodies = [kind.body(each, prompts.shared) for each in prompts.draw(vocabulary, count=count)]
     pool = [post_bytes(kind.path, json.dumps(body).encode()) for body in bodies]
     counted = prompts.items if kind.counts_prompts else 1
     return Case(prompts, 1.0, pool[GATE_REQUESTS:], pool[:GATE_REQUESTS], counted)

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from bench.command import Bench
-from bench.decisions.kinds import KINDS, KindName, case_of, compare_numbers
+from bench.decisions.kinds import KINDS, POOL_DECISIONS, KindName, case_of, compare_numbers
 from bench.gpu.profile import Profile, profiled, show
 from bench.options import (
     Alternations,
@@ -26,7 +26,7 @@ from bench.options import (
     ServerFlags,
     Shapes,
 )
-from bench.score.plan import MANY_REQUESTS, POOL_REQUESTS, Case, Plan, make_cases
+from bench.score.plan import Case, Plan, make_cases
 from bench.score.plot import save_plot
 from bench.score.report import closed_table, compare_paths
 from bench.score.session import ModelRun, Servers
@@ -82,10 +82,11 @@ def main(
 
         scores, tokens = run_of(clients or CLIENTS), run_of(token_clients or TOKEN_CLIENTS)
         tokens.gate.compare = partial(compare_numbers, KINDS[token])
-        count = MANY_REQUESTS if radix_cache else POOL_REQUESTS
-        cases = make_cases(directory, map(Shape.parse, shapes or SHAPES), count=count)
+        drawn, count = map(Shape.parse, shapes or SHAPES), scores.plan.pool_requests()
+        cases = make_cases(directory, drawn, count=count)
+        token_case = case_of(KINDS[token], vocabulary, tokens.plan.pool_requests(POOL_DECISIONS))
         with scores.started() as servers:
-            for run, own in ((scores, cases), (tokens, [case_of(KINDS[token], vocabulary)])):
+            for run, own in ((scores, cases), (tokens, [token_case])):
                 run.measure(servers, own)
                 bench.report(
                     run.gate, run.results, closed_table(compare_paths(run.results)), dtype=dtype

@@ -29,8 +29,8 @@ QUIET_ARGS = ("--sleep-on-idle", "--log-level-http", "warning")
 would take the cores from what is measured."""
 
 _ENDPOINT = "/v1/score"
-POOL_REQUESTS, FEW_REQUESTS, MANY_REQUESTS = 64, 8, 256
-"""Different requests of a shape: usually, so that they return soon, and so that hardly any does."""
+POOL_REQUESTS, FEW_REQUESTS, MANY_REQUESTS = 64, 8, 2048
+"""Different requests of a shape: usually, so that they return soon, and so that none does."""
 
 GATE_REQUESTS = 4
 
@@ -59,8 +59,8 @@ class Plan:
         args_of_both: further flags of both servers, besides the benchmark's own.
         env_of_both: environment of both servers.
         radix_cache: leave SGLang's prefix cache on in both; it is empty when a measurement begins.
-            Requests that repeat would be there as a whole, so there should be `many`, see
-            `make_cases`.
+        repeated: with the cache, send few requests over and over; without this, a request that
+            repeats would be in the cache as a whole, so a measurement that repeats one fails.
         side_by_side: start each server once, and pause it while the other is measured.
         by_wrk: wrk makes the measured load, so that Python takes no CPU time from it; a short loop
             before it collects the answers that are compared. Only for closed loops.
@@ -80,6 +80,7 @@ class Plan:
     args_of_both: tuple[str, ...] = ()
     env_of_both: Mapping[str, str] = field(default_factory=dict)
     radix_cache: bool = False
+    repeated: bool = False
     side_by_side: bool = False
     by_wrk: bool = False
 
@@ -91,6 +92,16 @@ class Plan:
     def ordered_loads(self) -> list[Load]:
         """The loads in the order in which a server gets them."""
         return closed_first(self.loads)
+
+    def pool_requests(self, usual: int = POOL_REQUESTS) -> int:
+        """How many different requests of each shape to prepare.
+
+        Args:
+            usual: without a prefix cache.
+        """
+        if self.repeated:
+            return FEW_REQUESTS
+        return MANY_REQUESTS if self.radix_cache else usual
 
     def server_args(self, path: str) -> list[str]:
         """Flags of the stock or the extension server, beyond the launcher's own."""

@@ -9,6 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.http_client import LoadError
 from bench.load import (
     Measurement,
     Window,
@@ -28,6 +29,7 @@ from bench.workloads import ClosedLoop, Load
 
 _MIN_REQUESTS = 20
 _GATE_CLIENTS = 4
+_GATE_TIMED = 256  # requests that show how far stock's answers depend on the batch
 _ASK_S = 1.0
 """Least length of the loop that only collects answers, if wrk makes the measured load."""
 
@@ -61,7 +63,7 @@ class ModelRun(Run[Plan, Result]):
 
         Raises:
             GateError: their answers disagree; then no figure may be shown.
-            LoadError: a server failed under load.
+            LoadError: a server failed under load, or got requests again that its prefix cache had.
             ServerStartError: a server did not start.
         """
         if self.plan.side_by_side:
@@ -115,7 +117,7 @@ class ModelRun(Run[Plan, Result]):
         shape = case.shape
         self.gate.keep(f"{shape} gate", ask_each(port, case.gate, _GATE_CLIENTS))
         for clients in (1, _GATE_CLIENTS):
-            self.gate.keep(f"{shape} timed", ask_each(port, case.pool, clients))
+            self.gate.keep(f"{shape} timed", ask_each(port, case.pool[:_GATE_TIMED], clients))
 
     def _measure(self, path: str, repeat: int, port: int, case: Case, load: Load) -> None:
         packed_before, shape = packed_requests(port), str(case.shape)
@@ -138,6 +140,7 @@ class ModelRun(Run[Plan, Result]):
             sent += seen.sent
         if path == STOCK and repeat == 0 and isinstance(load, ClosedLoop):
             self._stock_rates[shape] = seen.requests_per_s
+        self._check_repeats(case, sent)
         packed = packed_requests(port) - packed_before
         self.results.append(
             result_of(
@@ -153,6 +156,14 @@ class ModelRun(Run[Plan, Result]):
                 operation_ratio=case.operation_ratio,
             )
         )
+
+    def _check_repeats(self, case: Case, sent: int) -> None:
+        different = len(case.pool)
+        if self.plan.radix_cache and not self.plan.repeated and sent > different:
+            raise LoadError(
+                f"{case.shape}: {sent:,} requests were sent, but only {different:,} are different; "
+                "the cache had the others. Measure for fewer --seconds."
+            )
 
 
 def result_of(

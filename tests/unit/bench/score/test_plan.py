@@ -8,7 +8,17 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from bench.gate import TOLERANCE
-from bench.score.plan import BEST_STOCK_ARGS, EXTENSION, STOCK, Plan, alternating, make_cases
+from bench.score.plan import (
+    BEST_STOCK_ARGS,
+    EXTENSION,
+    FEW_REQUESTS,
+    MANY_REQUESTS,
+    POOL_REQUESTS,
+    STOCK,
+    Plan,
+    alternating,
+    make_cases,
+)
 from bench.workloads import ClosedLoop, Load, OpenLoop, Shape
 from sglang_prefill_ext.errors import ConfigError
 
@@ -61,6 +71,13 @@ def test_the_prefix_cache_may_stay_on_in_both_servers() -> None:
         without = plan().server_args(path)
         without.remove("--disable-radix-cache")
         assert both.server_args(path) == without
+
+
+def test_a_prefix_cache_needs_many_different_requests_unless_they_are_to_repeat() -> None:
+    caching = replace(plan(), radix_cache=True)
+    assert (plan().pool_requests(), plan().pool_requests(256)) == (POOL_REQUESTS, 256)
+    assert caching.pool_requests() == caching.pool_requests(256) == MANY_REQUESTS
+    assert replace(caching, repeated=True).pool_requests() == FEW_REQUESTS
 
 
 def test_both_servers_may_have_further_arguments() -> None:

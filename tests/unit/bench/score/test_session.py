@@ -35,6 +35,26 @@ def test_every_measurement_begins_with_an_empty_prefix_cache(
     assert stand_in.emptied == emptied
 
 
+@pytest.mark.parametrize(("radix_cache", "repeated"), [(False, False), (True, True)])
+def test_requests_may_repeat_where_no_cache_has_them_or_they_are_meant_to(
+    stand_in: StandIn, radix_cache: bool, repeated: bool
+) -> None:
+    plan = Plan((ClosedLoop(1),), 0.0, 1, (), radix_cache=radix_cache, repeated=repeated)
+    server: Any = SimpleNamespace(port=stand_in.port, paused=nullcontext)
+    run = ModelRun(Path("model"), plan, lambda _: None, Path())
+    run.measure(Servers(server, server), [case_of(8)])
+    assert len(run.results) == 2
+
+
+def test_a_request_that_a_cache_has_as_a_whole_ends_the_run(stand_in: StandIn) -> None:
+    plan = Plan((ClosedLoop(1),), 0.0, 1, (), radix_cache=True)
+    server: Any = SimpleNamespace(port=stand_in.port, paused=nullcontext)
+    run = ModelRun(Path("model"), plan, lambda _: None, Path())
+    with pytest.raises(LoadError, match="21 requests were sent, but only 20 are different"):
+        run.measure(Servers(server, server), [case_of(20)])
+    assert not run.results
+
+
 def test_a_cache_that_cannot_be_emptied_ends_the_run(stand_in: StandIn) -> None:
     stand_in.status = 400
     with pytest.raises(LoadError, match="as asked"):
