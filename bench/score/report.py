@@ -13,6 +13,7 @@ from bench.record import Result
 
 _SOLID_RATIO = 1.0
 _WHOLE_MS = 100.0
+_P99_ANSWERS = 300  # P99 of fewer is about the latency of the slowest one
 _FIGURES = ("requests_per_s", "items_per_s", "p50_ms", "p90_ms", "p99_ms", "packed_share")
 
 
@@ -64,7 +65,7 @@ def closed_table(comparisons: Iterable[Comparison]) -> Table:
 
 
 def open_table(comparisons: Iterable[Comparison]) -> Table:
-    """Latency under Poisson arrivals, from the scheduled arrival."""
+    """Latency under Poisson arrivals, from the scheduled arrival; no P99 of too few answers."""
     table = _table(
         "Open loop: ms from the scheduled arrival, P50 / P90 / P99",
         *("P50 ratio", "req/s", "stock", "extension"),
@@ -99,7 +100,8 @@ def _common_cells(each: Comparison) -> tuple[str, ...]:
 
 
 def _latencies(side: Result) -> str:
-    return " / ".join(_milliseconds(value) for value in (side.p50_ms, side.p90_ms, side.p99_ms))
+    p99 = _milliseconds(side.p99_ms) if side.requests >= _P99_ANSWERS else "-"
+    return f"{_milliseconds(side.p50_ms)} / {_milliseconds(side.p90_ms)} / {p99}"
 
 
 def _milliseconds(value: float) -> str:

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
-from bench.score.report import compare_paths
+from dataclasses import replace
+
+from bench.score.report import compare_paths, open_table
+from tests.unit.bench.commands import printed
 from tests.unit.bench.results import result
 
 
@@ -48,3 +51,10 @@ def test_cells_are_kept_apart_and_need_both_paths() -> None:
         ("micro", "60+2x50", False, 1.0),
         ("micro", "50+150x50", True, 1.0),
     ]
+
+
+def test_p99_is_shown_of_enough_answers() -> None:
+    few, many = (replace(result("stock", closed=False), requests=count) for count in (299, 300))
+    text = printed(open_table(compare_paths([few, replace(many, path="extension")])))
+    assert "10.0 / 20.0 / -" in text
+    assert "10.0 / 20.0 / 30.0" in text
