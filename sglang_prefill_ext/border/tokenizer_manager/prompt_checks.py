@@ -34,8 +34,8 @@ def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
         RequestError: the prompt is empty, or an id lies outside the vocabulary; its embeddings do
             not fit the model, or the model is an encoder, which takes none; an encoder has no
             positions for so many tokens; or the request asks for tokens, positions, labels, hidden
-            states or a logit processor that do not exist, or for an adapter in another way than by
-            one name.
+            states or a logit processor that do not exist, for an adapter in another way than by one
+            name, or for several tokens of a model that makes vectors.
     """
     server = server_of(manager)
     if server is None:
@@ -55,6 +55,8 @@ def _check(server: PrefillServer, obj: Any, input_ids: Any) -> None:
     manager, path = server.manager, server.path
     if isinstance(obj, GenerateReqInput):
         sampling = obj.sampling_params
+        if not manager.is_generation:
+            _check_generates_nothing(sampling.get("max_new_tokens"))
         check_numbers(
             manager.model_config.vocab_size,
             top_logprobs_num=obj.top_logprobs_num,
@@ -90,6 +92,16 @@ def _check(server: PrefillServer, obj: Any, input_ids: Any) -> None:
     # SGLang itself refuses prompts over the context length.
     if encoder is not None and len(input_ids) <= manager.context_len:
         check_positions(len(input_ids), encoder.longest_prompt, field=field)
+
+
+def _check_generates_nothing(tokens: Any) -> None:
+    """Refuse to decode with a model that makes vectors; for one token SGLang answers a vector."""
+    if tokens not in (0, 1):
+        raise wrong(
+            "max_new_tokens",
+            f"{tokens!r:.80} cannot be served, as this model makes vectors. Use /v1/embeddings, "
+            "/encode or /classify.",
+        )
 
 
 def _keep_possible_stops(obj: Any, vocab_size: int) -> None:

@@ -441,6 +441,27 @@ def test_bad_input_is_refused_and_nothing_else_is_lost(embedder: Serving, body: 
     assert vectors(good).shape == (1, 64)
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/generate", {"input_ids": [5, 6]}),
+        ("/generate", {"input_ids": [[5, 6], [7]], "sampling_params": {"max_new_tokens": 2}}),
+        ("/generate", {"text": "a", "stream": True}),
+        ("/v1/completions", {"model": "m", "prompt": "a"}),
+        ("/v1/chat/completions", {"model": "m", "messages": [{"role": "user", "content": "a"}]}),
+    ],
+)
+@pytest.mark.parametrize("stock", [False, True])
+def test_a_model_that_makes_vectors_generates_nothing(
+    embedder: Serving, path: str, body: Json, stock: bool
+) -> None:
+    client = embedder.client
+    answer = client.post(path, body, stock=stock)
+    assert "this model makes vectors" in answer.text
+    assert answer.status_code == (200 if body.get("stream") else 400)
+    assert client.post("/encode", {"text": "a"}).status_code == 200
+
+
 @pytest.mark.parametrize("single", [True, False])
 def test_a_text_too_long_for_the_context_is_refused_as_by_stock_and_encoded_once(
     embedder: Serving, single: bool
