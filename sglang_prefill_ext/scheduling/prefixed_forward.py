@@ -103,7 +103,10 @@ class PrefixedForward:
         Args:
             most_tokens: see `room_for_rows`.
         """
-        prefixed = cls(jobs, cache, room_for_rows(jobs, cache, policy, most_tokens))
+        rows = None
+        if cache is not None and any(job.rows_seen is not None for job in jobs):
+            rows = room_for_rows(jobs, cache, policy, most_tokens)
+        prefixed = cls(jobs, cache, rows)
         size = ForwardSize.of(prefixed.plan.layout.groups)
         size = size._replace(tokens=size.tokens + prefixed.num_cached, held=0)
         pays = policy.graphs.recomputing_pays(size, policy.launch_tokens)

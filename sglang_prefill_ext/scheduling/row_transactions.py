@@ -126,9 +126,9 @@ class RowTransactions:
 
 
 def room_for_rows(
-    jobs: Sequence[Job], cache: PrefixCache | None, policy: SchedulingPolicy, most_tokens: int
-) -> RowRoom | None:
-    """Return what groups of rows may take of a forward; None if no row of these jobs came before.
+    jobs: Sequence[Job], cache: PrefixCache, policy: SchedulingPolicy, most_tokens: int
+) -> RowRoom:
+    """Return what groups of rows, of which some came before, may take of a forward.
 
     They hold no more than graphs can read, and are no more than graphs have room for, unless the
     forward would be too long for them even so.
@@ -136,9 +136,6 @@ def room_for_rows(
     Args:
         most_tokens: of the forward, besides its budget; it may have more without these groups.
     """
-    seen = [(job.distinct.prefix_len, job.rows_seen) for job in jobs if job.rows_seen is not None]
-    if cache is None or not seen:
-        return None
     tokens = sum(job.piece.num_tokens for job in jobs)
     reads = sum(len(job.piece.reads) for job in jobs)
     added = max(0, min(policy.budget.room(tokens, reads), most_tokens - tokens))
@@ -147,6 +144,7 @@ def room_for_rows(
         return unbounded
     in_graphs = min(cache.capacity, graphs.most_held)
     groups = groups_of(graphs.tokens) - len(jobs)
+    seen = [(job.distinct.prefix_len, job.rows_seen) for job in jobs if job.rows_seen is not None]
     longest = [(prefix_len, int(lens.max())) for prefix_len, lens in seen]
     # A row also holds the shared prefix, so it saves only a part of what it holds.
     saved = in_graphs * max(1 - prefix_len / most for prefix_len, most in longest)
