@@ -58,6 +58,7 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
             "0042-refuse-custom-labels-that-end-the-server.patch",
             "0043-refuse-a-list-of-hidden-states-for-one-prompt.patch",
             "0044-refuse-what-is-no-logit-processor.patch",
+            "0046-refuse-to-decode-for-vectors.patch",
         ),
     ),
     _around(
