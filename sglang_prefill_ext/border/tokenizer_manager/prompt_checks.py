@@ -35,7 +35,7 @@ def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
             not fit the model, or the model is an encoder, which takes none; an encoder has no
             positions for so many tokens; or the request asks for tokens, positions, labels, hidden
             states or a logit processor that do not exist, for an adapter in another way than by one
-            name, or for several tokens of a model that makes vectors.
+            name, or for several tokens or log-probs of a model that makes vectors.
     """
     server = server_of(manager)
     if server is None:
@@ -56,7 +56,7 @@ def _check(server: PrefillServer, obj: Any, input_ids: Any) -> None:
     if isinstance(obj, GenerateReqInput):
         sampling = obj.sampling_params
         if not manager.is_generation:
-            _check_generates_nothing(sampling.get("max_new_tokens"))
+            _check_decodes_nothing(manager, obj)
         check_numbers(
             manager.model_config.vocab_size,
             top_logprobs_num=obj.top_logprobs_num,
@@ -94,12 +94,19 @@ def _check(server: PrefillServer, obj: Any, input_ids: Any) -> None:
         check_positions(len(input_ids), encoder.longest_prompt, field=field)
 
 
-def _check_generates_nothing(tokens: Any) -> None:
-    """Refuse to decode with a model that makes vectors; for one token SGLang answers a vector."""
-    if tokens not in (0, 1):
+def _check_decodes_nothing(manager: Any, obj: Any) -> None:
+    """Refuse what a model that makes vectors cannot do; for one token SGLang answers a vector."""
+    asked = {**(manager.preferred_sampling_params or {}), **obj.sampling_params}
+    cannot = {
+        "max_new_tokens": asked.get("max_new_tokens") not in (0, 1),
+        "beam_width": (asked.get("beam_width") or 1) != 1,
+        "return_logprob": bool(obj.return_logprob),
+    }
+    if field := next((name for name, found in cannot.items() if found), ""):
+        value = obj.return_logprob if field == "return_logprob" else asked.get(field)
         raise wrong(
-            "max_new_tokens",
-            f"{tokens!r:.80} cannot be served, as this model makes vectors. Use /v1/embeddings, "
+            field,
+            f"{value!r:.80} cannot be served, as this model makes vectors. Use /v1/embeddings, "
             "/encode or /classify.",
         )
 

@@ -41,6 +41,7 @@ CLASSIFIER_HIDDEN = 128
 TEXTS = ["a red shoe", "A red shoe.", "rain in spring", "ÿ ½ 東京 🙂"]
 FLAGS = ("--enable-prefill-only", "--sleep-on-idle")
 ADAPTER = "an-adapter"
+ONE = {"max_new_tokens": 1}
 
 
 @pytest.fixture(scope="module")
@@ -447,6 +448,9 @@ def test_bad_input_is_refused_and_nothing_else_is_lost(embedder: Serving, body: 
         ("/generate", {"input_ids": [5, 6]}),
         ("/generate", {"input_ids": [[5, 6], [7]], "sampling_params": {"max_new_tokens": 2}}),
         ("/generate", {"text": "a", "stream": True}),
+        ("/generate", {"text": "a", "sampling_params": ONE, "return_logprob": True}),
+        ("/generate", {"text": "a", "sampling_params": ONE | {"beam_width": 2}}),
+        ("/v1/completions", {"model": "m", "prompt": "a", "max_tokens": 1, "logprobs": 1}),
         ("/v1/completions", {"model": "m", "prompt": "a"}),
         ("/v1/chat/completions", {"model": "m", "messages": [{"role": "user", "content": "a"}]}),
     ],
