@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,6 +47,19 @@ def test_rows_and_bytes_wait_until_the_last_piece() -> None:
     job.next_piece = 1
     arrived = load_of(job.rows)
     assert (job.load.rows, job.load.bytes) == (arrived.rows, arrived.bytes)
+
+
+def test_prefixes_are_equal_by_tokens_and_adapter() -> None:
+    rows = request([1, 2, 3], [4], [5])
+    job = job_of(replace(rows, adapter="a"))
+    others = [
+        replace(rows, adapter="a", suffixes=[[6]] * 2),
+        replace(rows, adapter="b"),
+        rows,
+        replace(rows, adapter="a", prefix=[1, 2]),
+        replace(rows, adapter="a", prefix=[1, 2, 4]),
+    ]
+    assert [job.has_prefix_of(job_of(other)) for other in others] == [True] + [False] * 4
 
 
 def test_a_restart_forgets_all_but_what_was_spent() -> None:
