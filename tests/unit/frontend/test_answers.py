@@ -66,6 +66,16 @@ def test_close_logprobs_keep_their_ratio_at_a_small_temperature() -> None:
     _assert_equal(scores, [_sglang_scores(logprobs, True, 1e-6)])
 
 
+def test_rows_far_apart_keep_their_scores_at_a_small_temperature() -> None:
+    """Each row is centred on its own maximum: beside another's, both of its weights would be 0."""
+    request = PlainRequest([], [[1], [2]], [[1, 2]] * 2, shared_labels=True)
+    logprobs = [[-1.0, -1.0078125], [-30.0, -30.0078125]]
+    scores = scores_from_values(
+        _flat(logprobs), request.pack().read, apply_softmax=True, temperature=0.01
+    )
+    _assert_equal(scores, [_sglang_scores(row, True, 0.01) for row in logprobs])
+
+
 @given(plain_requests(), st.data())
 def test_probabilities_equal_sglangs_also_of_impossible_labels(
     request: PlainRequest, data: st.DataObject
