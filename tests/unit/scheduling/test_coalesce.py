@@ -20,6 +20,8 @@ from tests.unit.scheduling.jobs import job_of, request
 from tests.unit.wire.strategies import PlainRequest, plain_requests
 
 BUDGET = ForwardBudget(12, max_bytes=60, bytes_per_token=3, bytes_per_row=5)
+SMALL = plain_requests(max_suffix=2, max_rows=2)
+"""Requests of which several fit `BUDGET`."""
 ALWAYS = 10**9
 """A launch cost so high that every job that fits joins the forward."""
 
@@ -61,11 +63,11 @@ def _jobs(*lengths: int) -> list[Job]:
 
 
 @given(
-    st.lists(plain_requests(max_prefix=15, max_suffix=5, max_rows=4), max_size=8),
+    st.lists(SMALL | plain_requests(max_suffix=5, max_rows=4), min_size=2, max_size=8),
     st.lists(st.sampled_from([[], [1, 2, 3]]), min_size=8, max_size=8),
     st.lists(st.sampled_from(["", "", "a", "b"]), min_size=8, max_size=8),
-    st.sampled_from([0, 2, 30, ALWAYS]),
-    st.integers(0, 14),
+    st.sampled_from([ALWAYS, ALWAYS, 30, 2, 0]),
+    st.sampled_from([14, 12, 9, 6, 3, 0]),
     st.integers(1, 3),
 )
 def test_the_choice_is_the_front_of_the_queue_whose_adapters_fit(
@@ -85,7 +87,7 @@ def test_the_choice_is_the_front_of_the_queue_whose_adapters_fit(
     present = [*dict.fromkeys(job.piece.adapter for job in jobs)][:most_adapters]
     fitting = [job for job in jobs if job.piece.adapter in present]
     assert chosen == fitting[: len(chosen)]
-    assert bool(chosen) == bool(jobs)
+    assert chosen
     if len(chosen) > 1:
         plan = plan_forward([job.piece for job in chosen])
         assert plan.num_tokens <= join
@@ -94,6 +96,10 @@ def test_the_choice_is_the_front_of_the_queue_whose_adapters_fit(
     if launch == 0:
         assert len(chosen) <= 1
     assert list(queue) == jobs, "choosing changes nothing"
+
+
+def test_nothing_is_chosen_where_nothing_waits() -> None:
+    assert _chosen() == []
 
 
 def test_jobs_join_up_to_the_first_that_does_not_fit() -> None:
