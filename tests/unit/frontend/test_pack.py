@@ -104,6 +104,19 @@ def test_an_id_outside_the_vocabulary_is_refused_by_field_and_value(
             pack_token_ids(query, items, item_first, LABELS, VOCAB)
 
 
+@pytest.mark.parametrize("item_first", [False, True])
+@pytest.mark.parametrize("token", [-1, VOCAB, 2**31 - 1])
+@pytest.mark.parametrize(("field", "at"), [("query", 1), ("items", 3)])
+def test_an_id_of_an_array_outside_the_vocabulary_is_refused_by_its_own_field(
+    field: str, at: int, token: int, item_first: bool
+) -> None:
+    ids = int_array([1, 2, 3, 4, 5])
+    ids[at] = token
+    query, items = ids[:2], FlatRows(ids[2:], int_array([1, 2]))
+    with pytest.raises(RequestError, match=rf"`{field}`.* {token};.* 0 to {VOCAB - 1}"):
+        pack_token_ids(query, items, item_first, LABELS, VOCAB)
+
+
 def test_an_empty_row_is_named_before_an_id_of_another() -> None:
     with pytest.raises(RequestError, match=r"empty.*`items`"):
         pack_token_ids([], [[VOCAB], []], False, LABELS, VOCAB)
