@@ -198,10 +198,11 @@ def test_refused(device: torch.device, name: str, changes: dict[str, Tensor]) ->
     assert str(caught.value).startswith(f"{name} is ")
 
 
-def test_too_many_tokens_are_refused(device: torch.device) -> None:
-    tokens = MAX_PAIRS + 1
-    out = torch.zeros(1, 1, 1, device=device).expand(tokens, 1, 1)
-    lse = torch.zeros(1, 1, device=device).expand(tokens, 1)
+@pytest.mark.parametrize("heads", [1, 4])
+def test_too_many_tokens_are_refused(device: torch.device, heads: int) -> None:
+    tokens = MAX_PAIRS // heads + 1
+    out = torch.zeros(1, 1, 1, device=device).expand(tokens, heads, 1)
+    lse = torch.zeros(1, 1, device=device).expand(tokens, heads)
     with pytest.raises(KernelArgumentError, match="merge it in pieces"):
         merge_state(out, lse, out, lse)
 

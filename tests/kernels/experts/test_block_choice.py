@@ -70,13 +70,16 @@ def test_blocks_of_experts_elsewhere_take_no_time(device: torch.device) -> None:
 def test_what_the_kernel_cannot_take_is_refused_before_anything_is_launched(
     device: torch.device,
 ) -> None:
-    good = side(device, [0, 1], 64)
+    good, other = side(device, [0, 1], 64), side(device, [0, 1], 64)
+    choose_block(side(device, [0, 1], 64), other)  # what was possible does not let others pass
+    elsewhere = good.padded.to("meta"), good.experts.to("meta")
     for broken, name in (
         (good._replace(padded=good.padded.long()), "second.padded"),
         (good._replace(padded=good.padded.repeat(2)), "second.padded"),
         (good._replace(experts=good.experts[::2]), "second.experts"),
         (good._replace(experts=good.experts.double()), "second.experts"),
         (good._replace(block=0), "second.block"),
+        (good._replace(padded=elsewhere[0], experts=elsewhere[1]), "second.padded"),
     ):
         with pytest.raises(KernelArgumentError) as raised:
             choose_block(good, broken)

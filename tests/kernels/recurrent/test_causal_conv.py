@@ -90,22 +90,36 @@ def test_what_a_token_does_not_see_may_be_nan(device: torch.device) -> None:
     [
         ("held", {"held": torch.zeros(2, 12)}),
         ("held", {"held": torch.zeros(12, 3).T}),
+        ("held", {"held": torch.zeros(3, 20)[:, :12]}),
+        ("held", {"held": torch.zeros(3, 12).half()}),
         ("weight", {"weight": torch.zeros(12, 1)}),
+        ("weight", {"weight": torch.zeros(11, 4)}),
         ("weight", {"weight": torch.zeros(4, 12).T}),
+        ("weight", {"weight": torch.zeros(12, 8)[:, :4]}),
+        ("weight", {"weight": torch.zeros(12, 4).int()}),
         ("previous", {"previous": torch.zeros(3, 3)}),
-        ("order", {"order": torch.zeros(2, dtype=torch.int32)}),
+        ("previous", {"previous": torch.zeros(3, 3).long()}),
+        ("previous", {"previous": torch.zeros(3, 2).int()}),
+        ("previous", {"previous": torch.zeros(2, 3).int()}),
+        ("previous", {"previous": torch.zeros(3, 6).int()[:, :3]}),
+        ("order", {"order": torch.zeros(2).int()}),
+        ("order", {"order": torch.zeros(3).long()}),
         ("bias", {"bias": torch.zeros(1)}),
-        ("x", {"x": torch.zeros(3, 12, dtype=torch.int32)}),
+        ("bias", {"bias": torch.zeros(12).int()}),
+        ("x", {"x": torch.zeros(3, 12).int()}),
+        ("x", {"x": torch.zeros(0, 12)}),
+        ("x", {"x": torch.zeros(12, 3).T}),
         ("sizes", {"sizes": [6, 5]}),
         ("sizes", {"sizes": [12, 0]}),
         ("sizes", {"sizes": [4, 4, 2, 2]}),
         ("sizes", {"sizes": []}),
     ],
 )
-def test_impossible_arguments_are_named(
+def test_impossible_arguments_are_named_also_behind_possible_ones(
     device: torch.device, name: str, changes: dict[str, Tensor | list[int]]
 ) -> None:
     case = Case(3, 12, 4, device)
+    causal_conv(case.x, case.held, case.taps, case.weight, case.bias, sizes=[12])
     given = {**vars(case), "sizes": [12]} | {
         key: value.to(device) if isinstance(value, Tensor) else value
         for key, value in changes.items()
