@@ -38,6 +38,7 @@ PROMPTS = [SHARED + random_ids(RNG, length) for length in (1, 9, 30)]
 TEXT = "which is a fruit? apple"
 SAMPLING = {"max_new_tokens": 1, "temperature": 0}
 KEEP = {KEEP_PREFIX_HEADER: "on"}
+FORWARD_TOKENS = 512
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +57,7 @@ def running(model_dir: Callable[[str], Path], adapters: dict[str, Adapter]) -> I
     flags = ("--enable-prefill-only", "--sleep-on-idle", "--served-model-name", "base")
     # Two slots for three, the model itself and two adapters, so that they evict each other.
     flags += (*LORA_FLAGS, "--max-loras-per-batch", "2", "--prefill-only-launch-tokens", "100000")
+    flags += ("--prefill-only-max-forward-tokens", str(FORWARD_TOKENS))
     flags += ("--lora-paths", *(adapter.named_path for adapter in adapters.values()))
     with serving(model_dir("qwen3"), "adapters", *flags) as server_and_client:
         yield server_and_client
@@ -258,6 +260,25 @@ def test_a_prefix_is_found_by_requests_with_its_adapter_alone(client: Client) ->
     assert [cached("a"), cached("a")] == [0, len(prompt) - 1]
     assert [cached("b"), cached(BASE)] == [0, 0]
     assert cached("b") == len(prompt) - 1
+
+
+def test_the_prefix_of_a_divided_request_is_found_by_requests_with_its_adapter_alone(
+    client: Client,
+) -> None:
+    rng = random.Random(6)
+    shared = random_ids(rng, FORWARD_TOKENS - 200)
+    prompts = [shared + random_ids(rng, 100) for _ in range(4)]
+    names, found, answers = ["a", "b", "a", "b", BASE], list[tuple[int, int]](), list[Any]()
+    for name in names:
+        with client.counting() as moved:
+            answer = client.http.post("/generate", json=asked(name, prompts), headers=KEEP)
+        assert moved["frontend.requests.packed"] == len(prompts)
+        found.append((moved["scheduler.forwards"], moved["scheduler.tokens_computed"]))
+        answers.append(answer.json())
+    new, again = (2, len(shared) + 400), (1, 400)
+    assert found == [new, new, again, again, new]
+    for name, answer in zip(names, answers, strict=True):
+        assert_same(answer, client.post("/generate", asked(name, prompts), stock=True).json())
 
 
 # Errors, and what they leave
