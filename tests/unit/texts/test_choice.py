@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 
 from sglang_prefill_ext.config import TokenizerChoice
 from sglang_prefill_ext.errors import ConfigError
-from sglang_prefill_ext.texts import choice, libraries
+from sglang_prefill_ext.texts import choice, libraries, sample_texts
 from sglang_prefill_ext.texts.choice import Choice
 from sglang_prefill_ext.texts.comparison import Comparison
 from sglang_prefill_ext.texts.comparison_process import NotComparedError, compare_here
@@ -108,6 +109,33 @@ def test_a_library_without_a_verdict_is_not_used_and_judged_at_the_next_start(
     )
     monkeypatch.setattr(choice, "compare_in_child", compare_here)
     assert Choice(*args).best.name == "fastokens"
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "other"),
+    [
+        (choice, "processor", lambda: "another"),
+        (choice, "version", lambda package: f"another {package}"),
+        (choice, "GATE_TEXTS", TEXTS + 1),
+        (sample_texts, "EDITION", "another"),
+    ],
+)
+def test_a_verdict_of_another_processor_version_or_sample_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, other: object
+) -> None:
+    judged = list[str]()
+
+    def refuse(library: TokenizerChoice, json: str, count: int) -> Comparison:
+        judged.append(str(library))
+        return Comparison("no")
+
+    monkeypatch.setattr(choice, "compare_in_child", refuse)
+    for _ in range(2):
+        chosen("gpt2", tmp_path, TokenizerChoice.FASTOKENS)
+    assert judged == ["fastokens"]
+    monkeypatch.setattr(module, name, other)
+    chosen("gpt2", tmp_path, TokenizerChoice.FASTOKENS)
+    assert judged == ["fastokens"] * 2
 
 
 @pytest.mark.parametrize("is_directory", [False, True])
