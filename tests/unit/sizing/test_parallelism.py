@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.sizing.device import DEVICES
-from sglang_prefill_ext.sizing.forward import Serving
+from sglang_prefill_ext.sizing.forward import Serving, forwards_of
 from sglang_prefill_ext.sizing.parallelism import (
     Forecast,
     Load,
@@ -71,6 +71,16 @@ def test_what_does_not_fit_is_last_and_says_why() -> None:
     assert "cannot be divided by 3" in _by_name(found)["2 x TP3"].why_not
 
 
+def test_heads_of_keys_are_divided_or_repeated_evenly() -> None:
+    model = decoder(2, 96, 12, 4, 8, 64, 100)
+    found = _by_name(forecasts(Serving(model, H100), 12, Shape(1, 1, 1), Load()))
+    for name, ranks in (("4 x TP3", 3), ("2 x TP6", 6)):
+        assert found[name].why_not == f"12 heads, 4 of K/V, cannot be divided by {ranks}"
+    assert {name for name, each in found.items() if not each.why_not} == {
+        *("12 x TP1", "6 x TP2", "3 x TP4", "1 x TP12")
+    }
+
+
 def test_heads_of_recurrent_layers_are_divided_too() -> None:
     sizes = {"mamba_n_heads": 6, "mamba_n_groups": 1, "mamba_d_state": 16, "mamba_d_conv": 4}
     sizes |= {"mamba_d_head": 8, "mamba_chunk_size": 64}
@@ -86,6 +96,24 @@ def test_clients_wait_for_each_other(serving: Serving, shape: Shape, clients: in
     for each in forecasts(serving, 4, shape, Load(clients)):
         assert each.latency_s >= each.idle_s
         assert clients / each.latency_s <= each.most_requests_per_s * 1.01
+
+
+@given(servings, shapes, st.integers(1, 4))
+def test_as_many_clients_as_replicas_share_no_forwards(
+    serving: Serving, shape: Shape, replicas: int
+) -> None:
+    found = forecast(serving, Parallelism(replicas, 1), shape, Load(replicas))
+    assert found.latency_s == pytest.approx(serving.forward(shape, 1).seconds)
+
+
+@given(servings, st.floats(0.05, 0.9))
+def test_one_replica_has_the_queue_of_equal_service_times(serving: Serving, used: float) -> None:
+    """By Pollaczek and Khinchine, for requests too long to share a forward."""
+    shape = Shape.parse("4000+50x150")
+    service_s = serving.forward(shape, 1).seconds
+    found = forecast(serving, Parallelism(1, 1), shape, Load(rate=used / service_s))
+    wait_s = used / (2 * (1 - used)) * service_s
+    assert found.latency_s == pytest.approx(service_s + wait_s)
 
 
 @given(servings, shapes, st.floats(0.05, 0.9))
@@ -108,8 +136,9 @@ def test_a_queue_grows_with_the_rate_until_it_never_ends(
 def test_a_router_knows_the_least_forward_and_the_whole_one(serving: Serving, shape: Shape) -> None:
     known = speed(serving, 1, shape)
     assert known.launch_s == serving.forward(Shape(1, 0, 1), 1).seconds
-    whole_s = serving.forward(shape, 1).seconds
-    assert known.seconds(shape.packed_tokens, shape.packed_pairs) >= whole_s * (1 - 1e-6)
+    launches_s = forwards_of(shape.packed_tokens) * known.launch_s
+    whole_s = max(serving.forward(shape, 1).seconds, launches_s)
+    assert known.seconds(shape.packed_tokens, shape.packed_pairs) == pytest.approx(whole_s, 1e-3)
 
 
 @pytest.mark.parametrize(
