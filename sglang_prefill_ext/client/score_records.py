@@ -41,8 +41,9 @@ def item_scores(client: PrefillClient, arguments: Fields, options: Options) -> N
     scores = client.score(**arguments, apply_softmax=softmax, options=options).scores
     if labels is not None or scores.shape[1] == 1:
         return scores
-    weights: NDArray[np.float64] = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return weights / weights.sum(axis=1, keepdims=True)
+    shares: NDArray[np.float64] = np.exp(scores - scores.max(axis=1, keepdims=True))
+    shares /= shares.sum(axis=1, keepdims=True)
+    return shares
 
 
 def _are_lone(labels: Any) -> bool:
