@@ -62,8 +62,6 @@ def _check(server: PrefillServer, obj: Any, input_ids: Any) -> None:
             top_logprobs_num=obj.top_logprobs_num,
             logprob_start_len=obj.logprob_start_len if obj.return_logprob else -1,
             top_k=sampling.get("top_k") or 0,
-            min_new_tokens=sampling.get("min_new_tokens") or 0,
-            stop_token_ids=sampling.get("stop_token_ids") or (),
         )
         _keep_possible_stops(obj, manager.model_config.vocab_size)
         _check_labels(manager, obj)
@@ -114,7 +112,7 @@ def _check_decodes_nothing(manager: Any, obj: Any) -> None:
 def _keep_possible_stops(obj: Any, vocab_size: int) -> None:
     """Leave out stop tokens outside of the vocabulary, which no model generates.
 
-    A batch in which another request has `min_new_tokens` would end SGLang's scheduler over them.
+    A batch in which a request has `min_new_tokens` would end SGLang's scheduler over them.
     """
     stops = obj.sampling_params.get("stop_token_ids") or ()
     try:

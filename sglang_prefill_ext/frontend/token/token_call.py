@@ -134,8 +134,6 @@ def check_numbers(
     top_logprobs_num: int | list[int] | None = 0,
     logprob_start_len: int | list[int] | None = -1,
     top_k: int = -1,
-    min_new_tokens: int = 0,
-    stop_token_ids: Collection[int | None] = (),
 ) -> None:
     """Refuse numbers of a request for one prompt that SGLang's scheduler cannot handle.
 
@@ -143,7 +141,6 @@ def check_numbers(
         vocab_size: of the model.
         top_logprobs_num, logprob_start_len: SGLang does not refuse lists, which are for many
             prompts.
-        stop_token_ids: SGLang ignores None, which a tokenizer without such a token has.
 
     Raises:
         RequestError: names the field, the value and the remedy.
@@ -159,12 +156,6 @@ def check_numbers(
         )
     if top_k > _LARGEST_TOP_K:
         raise wrong("top_k", f"{top_k} is too large; send -1 for the whole vocabulary.")
-    for token in stop_token_ids if min_new_tokens > 0 else ():
-        if token is not None and not 0 <= token < vocab_size:
-            raise wrong(
-                "stop_token_ids",
-                f"{token} beside min_new_tokens; valid ids are 0 to {vocab_size - 1}.",
-            )
 
 
 def check_processor(given: Any) -> None:

@@ -81,7 +81,6 @@ def test_an_answer_too_large_for_memory_is_counted_once(client: Client) -> None:
         ({"logprob_start_len": -2}, {}, "logprob_start_len: -2 is no place in the prompt"),
         ({"logprob_start_len": [0]}, {}, "logprob_start_len: [0] is no place in the prompt"),
         ({}, {"temperature": 1, "top_k": 2**31}, f"top_k: {2**31} is too large"),
-        ({}, {"min_new_tokens": 1, "stop_token_ids": [-1]}, "stop_token_ids: -1 beside"),
     ],
     ids=str,
 )
@@ -98,12 +97,14 @@ def test_numbers_that_end_a_plain_server(
 
 @pytest.mark.patch("P22")
 @pytest.mark.parametrize("stock", [False, True], ids=["packed", "stock"])
-def test_stop_tokens_that_end_a_plain_server_beside_another_request(
-    client: Client, stock: bool
+@pytest.mark.parametrize("alone", [False, True], ids=["another", "itself"])
+def test_stop_tokens_that_end_a_plain_server_beside_a_request_for_several_tokens(
+    client: Client, stock: bool, alone: bool
 ) -> None:
     sampling = {"max_new_tokens": 4, "temperature": 0, "ignore_eos": True}
     plain = client.post("/generate", {"input_ids": [5, 6], "sampling_params": sampling}).json()
-    both = [sampling | {"stop_token_ids": [-1, 8_001]}, sampling | {"min_new_tokens": 1}]
+    several, stops = {"min_new_tokens": 1}, {"stop_token_ids": [-1, 8_001]}
+    both = [sampling | stops | (several if alone else {}), sampling | several]
     body = {"input_ids": [[5, 6], [5, 7]], "sampling_params": both}
     answers = client.post("/generate", body, stock=stock).json()
     assert answers[0]["output_ids"] == plain["output_ids"]
