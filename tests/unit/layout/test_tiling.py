@@ -61,6 +61,12 @@ def test_a_small_group_whose_mask_costs_more_than_a_call_is_divided() -> None:
     assert _shapes((prefix, rows)) == [[(128,)], [(64,), (64,)]]
 
 
+def test_no_larger_group_has_a_mask_even_if_that_would_save_a_call() -> None:
+    most = tiling.WHOLE_GROUP_TOKENS
+    assert _shapes(cut_group(group(0, most - 4, 2, 2), START)) == [[(most - 4, 2, 2)]]
+    assert _shapes(cut_group(group(0, most - 3, 2, 2), START)) == [[(most - 3,)], [(2, 2)]]
+
+
 def test_a_small_group_behind_a_held_prefix_copies_it_once() -> None:
     (block,) = cut_group(group(40, 60, *[2] * 50), START)
     assert block.outside == 40

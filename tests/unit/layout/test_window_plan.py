@@ -51,16 +51,20 @@ def test_the_keys_of_every_query(forward: ForwardLayout, window: int, data: st.D
     assert seen == {i: prompts[t][-window - 1 :] for i, t in enumerate(tokens_asked)}
 
 
-@given(forward=layouts(), chunk=st.integers(1, 200))
-def test_the_keys_of_every_query_in_chunks(forward: ForwardLayout, chunk: int) -> None:
+@given(forward=layouts(), chunk=st.integers(1, 200), window=st.none() | st.integers(0, 200))
+def test_the_keys_of_every_query_in_chunks(
+    forward: ForwardLayout, chunk: int, window: int | None
+) -> None:
     prompts, seen = prompts_of(forward), {}
-    for batch in plan_windowed(forward, None, chunk=chunk):
+    for batch in plan_windowed(forward, window, chunk=chunk):
         for b, m in np.ndindex(batch.query_index.shape):
             first, last = batch.first_position[b, m], batch.query_position[b, m]
             visible = (batch.key_position[b] >= first) & (batch.key_position[b] <= last)
             seen[int(batch.query_index[b, m])] = batch.key_index[b][visible].tolist()
     assert seen == {
-        token: prompts[token][position // chunk * chunk :]
+        token: prompts[token][
+            max(position // chunk * chunk, 0 if window is None else position - window) :
+        ]
         for token, position in enumerate(forward.positions().tolist())
     }
 

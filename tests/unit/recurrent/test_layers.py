@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from sglang_prefill_ext.layout import recurrence_plan
 from sglang_prefill_ext.layout.recurrence_plan import Recurrence, RecurrencePlan
 from sglang_prefill_ext.layout.tokens import ForwardLayout, GroupSpan
 from sglang_prefill_ext.recurrent.inputs import delta_rule_inputs, state_space_inputs
@@ -169,6 +170,27 @@ def test_chunks_of_a_prefix_go_on_from_what_was_held(
     held += fresh
     out = run(name, [span(held, 0, rows[1:])], joined(*suffixes[1:]), states)
     agree(out, torch.cat([alone(name, joined(prefix, suffix))[held:] for suffix in suffixes[1:]]))
+
+
+@of_each_kind
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_held_prefix_may_lie_in_any_pass(
+    name: str, place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recurrence_plan, "MOST_STATES", 1)
+    states: HeldStates = {}
+    prefix, suffix = drawn(name, 5), drawn(name, 3)
+    run(name, [span(0, 5, [])], prefix, states, stored=0)
+    others = [[drawn(name, length) for length in (4, 2, 2)] for _ in range(2)]
+    groups, parts = [span(0, 4, [2, 2])] * 2, [joined(*each) for each in others]
+    wanted = []
+    for first, *rows in others:
+        ends = [alone(name, joined(first, row))[4:] for row in rows]
+        wanted.append(torch.cat([alone(name, first), *ends]))
+    groups.insert(place, span(5, 0, [3]))
+    parts.insert(place, suffix)
+    wanted.insert(place, alone(name, joined(prefix, suffix))[5:])
+    agree(run(name, groups, joined(*parts), states), torch.cat(wanted))
 
 
 @of_each_kind
