@@ -1,4 +1,4 @@
-"""Devices on which a kernel may be launched; no memory is accessed."""
+"""Devices on which a kernel may be launched, and launches that are kept; no memory is accessed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 import triton
 from prefill_kernels.errors import KernelArgumentError, check_launchable
+from prefill_kernels.prepared import MOST, PreparedLaunches
 from torch._subclasses import FakeTensorMode, fake_tensor
 
 
@@ -33,3 +34,11 @@ def test_a_cpu_is_for_the_interpreter_only(monkeypatch: pytest.MonkeyPatch) -> N
         check_launchable("q", torch.empty(3))
     monkeypatch.setattr(triton.knobs.runtime, "interpret", True)
     check_launchable("q", torch.empty(3))
+
+
+def test_a_bounded_number_of_launches_is_kept_with_the_last_one() -> None:
+    launches = PreparedLaunches[int]()
+    keys = range(2 * MOST + 1)
+    for key in keys:
+        assert launches.keep(key, -key) == launches.get(key) == -key
+        assert sum(launches.get(each) is not None for each in keys) <= MOST
