@@ -61,7 +61,7 @@ class Loads(dict[str, ReplicaLoad]):
         states = {
             name: ReplicaState(
                 load.outstanding_s(now_s),
-                load.current_speed,
+                load.speed.now,
                 has_prefix=load in with_prefix,
                 available=healths[name] is wanted,
             )

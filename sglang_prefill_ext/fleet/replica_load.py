@@ -6,18 +6,8 @@ import math
 from typing import NamedTuple
 
 from sglang_prefill_ext.fleet.health import Failures, Health
-from sglang_prefill_ext.fleet.planning.cost import Speed
-
-_RATIO_MEMORY_S = 0.25
-"""An answer counts half in the measured speed after this many busy seconds, ..."""
-
-_RATIO_MEMORY_PARTS = 4.0
-"""...or after this many times the cost of the longest part, if that is more. Short parts may be
-answered before a long one; the time that it was computed until then is counted as theirs."""
-
-_MOST_SURPRISE = 8.0
-"""Most busy time that one answer counts for, in times of the longest part: a pause says nothing of
-the speed."""
+from sglang_prefill_ext.fleet.planning.cost import Computed, Speed
+from sglang_prefill_ext.fleet.recent_speed import RecentSpeed
 
 _GRACE_S = 0.5
 """Besides twice the expected time, how long a replica may be silent before it is suspect."""
@@ -31,27 +21,23 @@ class _Sent(NamedTuple):
 class ReplicaLoad:
     """The parts that one replica computes, and what they tell of it.
 
-    Costs are in seconds at the speed that the replica was added with. `ratio` is how many times
-    slower it has been recently: the time that it was busy with parts from here, divided by the cost
-    of those that it has answered. The order of answers does not matter, so replicas may join and
-    reorder waiting parts. Nothing is learnt while more work of others waits there than from here:
-    whether a part had to wait for it cannot be seen.
+    Costs are in seconds at the speed that the replica was added with. The order of answers does not
+    matter, so replicas may join and reorder waiting parts.
 
     Attributes:
         draining: it gets no more work, but may finish what it has.
+        speed: how fast it has been recently.
     """
 
     def __init__(self, speed: Speed, now_s: float) -> None:
         self.draining = False
-        self.ratio = 1.0
-        self._speed = self.current_speed = speed
+        self.speed = RecentSpeed(speed)
         self._sent: dict[int, _Sent] = {}
         self._outstanding = 0.0
         self._others_s, self._reported_s = 0.0, now_s
         self._seen_s = self._asked_s = self._progress_s = now_s
         self._unanswered_busy_s = self._untold_busy_s = 0.0
         self._others_prevailed = False  # at any time since the last answer
-        self._recent_busy_s = self._recent_cost = _RATIO_MEMORY_S / 4
         self._failures = Failures()
         self._newest = self._newest_at_failure = -1
 
@@ -78,7 +64,7 @@ class ReplicaLoad:
         if not self._sent:
             self._progress_s = now_s
         self._newest += 1
-        cost = cost_s / self.ratio
+        cost = cost_s / self.speed.ratio
         self._sent[self._newest] = _Sent(cost, tokens)
         self._outstanding += cost
         return self._newest
@@ -101,19 +87,10 @@ class ReplicaLoad:
         longest = max(each.cost for each in self._sent.values())
         cost = self._forget(ticket)
         if not self._others_prevailed:
-            self._learn(cost, longest)
+            self.speed.answered(cost, self._unanswered_busy_s, longest)
         self._unanswered_busy_s, self._others_prevailed = 0.0, False
         self._progress_s = now_s
         self._failures = Failures()
-
-    def _learn(self, cost: float, longest: float) -> None:
-        """Measure the speed by an answered part; `longest` is the cost of the longest one."""
-        busy_s = min(self._unanswered_busy_s, _MOST_SURPRISE * longest * self.ratio)
-        kept = 0.5 ** (busy_s / max(_RATIO_MEMORY_S, _RATIO_MEMORY_PARTS * longest))
-        self._recent_busy_s = kept * self._recent_busy_s + busy_s
-        self._recent_cost = kept * self._recent_cost + cost
-        self.ratio = self._recent_busy_s / self._recent_cost
-        self.current_speed = self._speed.slowed(self.ratio)
 
     def given_up(self, ticket: int, now_s: float) -> None:
         """Record a failure: a part waited for too long, and another replica has answered it."""
@@ -140,7 +117,12 @@ class ReplicaLoad:
             others_s: that work, in seconds at the speed that it was added with; below 0 for none.
         """
         self._pass(now_s)
-        self._others_s, self._reported_s = others_s * self.ratio, now_s
+        self._others_s, self._reported_s = others_s * self.speed.ratio, now_s
+
+    def computed(self, so_far: Computed, now_s: float) -> None:
+        """Record what the replica has computed so far, for whomever."""
+        others_prevail = self._others_at(now_s) > self._outstanding * self.speed.ratio
+        self.speed.computed(so_far, counts=others_prevail)
 
     def probed(self, now_s: float, ok: bool) -> None:
         """Record whether the replica answered a question that takes no work.
@@ -175,7 +157,7 @@ class ReplicaLoad:
         if not self._sent:
             return others_s
         silent_s, expected_s = now_s - self._progress_s, self._next_answer_s
-        behind_s = self._outstanding * self.ratio - expected_s
+        behind_s = self._outstanding * self.speed.ratio - expected_s
         if silent_s <= expected_s:
             return expected_s - silent_s + behind_s + others_s
         return silent_s - expected_s + behind_s * (silent_s / expected_s) + others_s
@@ -190,7 +172,7 @@ class ReplicaLoad:
     @property
     def _next_answer_s(self) -> float:
         """Expected seconds of the oldest part."""
-        return next(iter(self._sent.values())).cost * self.ratio
+        return next(iter(self._sent.values())).cost * self.speed.ratio
 
     def _pass(self, now_s: float) -> None:
         """Account for the time since the last event.
@@ -198,7 +180,7 @@ class ReplicaLoad:
         It is divided between parts from here and those of others in proportion to what waits.
         """
         passed_s, self._seen_s = now_s - self._seen_s, now_s
-        own_s = self._outstanding * self.ratio
+        own_s = self._outstanding * self.speed.ratio
         others_s = self._others_at(now_s - passed_s)
         if self._sent:
             self._unanswered_busy_s += passed_s * own_s / (own_s + others_s)

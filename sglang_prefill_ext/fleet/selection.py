@@ -12,7 +12,7 @@ from sglang_prefill_ext.config.knobs import flag_name
 from sglang_prefill_ext.errors import EngineUnavailableError
 from sglang_prefill_ext.fleet.health import Health
 from sglang_prefill_ext.fleet.loads import Loads
-from sglang_prefill_ext.fleet.planning.cost import Speed
+from sglang_prefill_ext.fleet.planning.cost import Computed, Speed
 from sglang_prefill_ext.fleet.replica import Replica
 from sglang_prefill_ext.fleet.replica_load import ReplicaLoad
 
@@ -172,12 +172,13 @@ class Selection:
                 replica.why = ""
 
     def _note_load(self, replica: Replica, state: EngineState, now_s: float) -> None:
-        """Record what an engine reports: its speed, at first only, and its outstanding work."""
+        """Record what an engine reports: its speed at first, its work later."""
         member, load = self._alive[replica.url], self._loads.get(replica.url)
         if member.speed is None:
             member.speed = Speed.of_status(state.schedulers[0], member.offer.pair_tokens)
         if load is not None:
             load.probed(now_s, ok=True)
             if not state.late:
+                load.computed(Computed.of_status(state.schedulers[0]), now_s)
                 others_tokens = state.outstanding_tokens - load.tokens
                 load.reported(others_tokens * member.speed.token_s, now_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,6 +16,25 @@ UNLIMITED = 1 << 62
 
 UNMEASURED_TOKENS_PER_S = 10_000.0
 """Assumed for a replica that packs nothing; it is sent no part."""
+
+
+class Computed(NamedTuple):
+    """What a scheduler has computed since it started.
+
+    Attributes:
+        tokens: of all forwards, and for each the `launch_tokens` that a launch takes as long as.
+        busy_s: the time of all forwards.
+    """
+
+    tokens: int
+    busy_s: float
+
+    @classmethod
+    def of_status(cls, scheduler: Mapping[str, Any]) -> Computed:
+        """Read one entry of ``schedulers`` on an engine's status page."""
+        counters = scheduler["counters"]
+        launches = scheduler["launch_tokens"] * counters["forwards"]
+        return cls(counters["tokens_computed"] + launches, scheduler["busy_s"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +64,12 @@ class Speed:
         Args:
             pair_tokens: see `Offer`; engines do not report attention separately.
         """
-        counters, launch_tokens = scheduler["counters"], scheduler["launch_tokens"]
-        tokens = counters["tokens_computed"] + launch_tokens * counters["forwards"]
-        busy_s = scheduler["busy_s"]
+        tokens, busy_s = Computed.of_status(scheduler)
         calibrated = scheduler["calibrated_tokens_per_s"] or UNMEASURED_TOKENS_PER_S
         token_s = busy_s / tokens if tokens and busy_s else 1 / calibrated
         budget = scheduler["forward_budget"]["max_tokens"]
-        return cls(launch_tokens * token_s, token_s, pair_tokens * token_s, budget)
+        launch_s = scheduler["launch_tokens"] * token_s
+        return cls(launch_s, token_s, pair_tokens * token_s, budget)
 
     def slowed(self, ratio: float) -> Speed:
         """The same replica where everything takes `ratio` times as long."""

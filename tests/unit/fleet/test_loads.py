@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from sglang_prefill_ext.fleet.health import Health
 from sglang_prefill_ext.fleet.loads import Loads
-from sglang_prefill_ext.fleet.planning.cost import Speed
+from sglang_prefill_ext.fleet.planning.cost import Computed, Speed
 from sglang_prefill_ext.fleet.planning.planner import ReplicaState
 from sglang_prefill_ext.fleet.replica_load import ReplicaLoad
 
@@ -142,6 +142,25 @@ def test_small_parts_that_overtake_work_of_others_tell_nothing_of_the_speed() ->
     loads["a"].reported(0.0, now_s)
     now_s = answer_one_by_one(loads, "a", now_s, [0.1] * 40, took=2.0)
     assert state(loads, "a", now_s).speed.token_s > 1.5 * SPEED.token_s
+
+
+@pytest.mark.parametrize("slower", [0.5, 1.0, 3.0])
+def test_while_work_of_others_prevails_the_replica_says_how_fast_it_is(slower: float) -> None:
+    """Forwards of 1.5 s: their tokens are counted when they begin, their time when they end."""
+    loads, forward_s = loads_of("a"), 1.5
+    for beat in range(40):
+        now_s = float(beat)
+        begun, ended = int(now_s / forward_s) + 1, int(now_s / forward_s)
+        tokens = round(begun * forward_s / SPEED.token_s / slower)
+        loads["a"].computed(Computed(tokens, ended * forward_s), now_s)
+        loads["a"].reported(5.0, now_s)
+        answer_one_by_one(loads, "a", now_s, [0.01] * 5, took=1.0)  # they overtake
+    assert state(loads, "a", 40.0).speed.token_s == pytest.approx(slower * SPEED.token_s, rel=0.3)
+    speed = state(loads, "a", 40.0).speed
+    loads["a"].computed(Computed(0, 0.0), 40.0)  # it has restarted
+    loads["a"].reported(0.0, 40.0)
+    loads["a"].computed(Computed(10**6, 9.0), 41.0)  # now it is known from answers
+    assert state(loads, "a", 41.0).speed == speed
 
 
 def test_of_replicas_that_are_as_good_each_router_prefers_another() -> None:

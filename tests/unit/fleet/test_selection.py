@@ -162,8 +162,8 @@ def test_an_engine_that_has_restarted_is_a_new_one() -> None:
     fleet.answer("a", busy_s=2.0)
     assert fleet.loads["a"] is load
     fleet.answer("a", offer(pair_tokens=0.25), busy_s=2.0)
-    new, token_s = fleet.loads["a"], 2 * load.current_speed.token_s
-    speed = new.current_speed
+    new, token_s = fleet.loads["a"], 2 * load.speed.now.token_s
+    speed = new.speed.now
     assert (speed.token_s, speed.pair_s) == (token_s, token_s / 4)
 
 
@@ -174,7 +174,7 @@ def test_an_engine_tells_of_the_work_of_others_and_that_it_is_back() -> None:
     ticket = load.sent(1.0, now_s, tokens=10**8)
     for tokens in (3 * 10**8, 0):  # the second report is older than what was sent
         fleet.answer("a", tokens=tokens)
-        others_s = max(0, tokens - 10**8) * load.current_speed.token_s
+        others_s = max(0, tokens - 10**8) * load.speed.now.token_s
         assert load.outstanding_s(now_s) == pytest.approx(1.0 + others_s, rel=0.01)
     load.ended(ticket, now_s, ok=False)
     for late in (False, True):
