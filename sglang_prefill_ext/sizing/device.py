@@ -74,7 +74,7 @@ class Device:
         """
         others, latency_s = ranks - 1, self.link_us / 1e6
         one_copy_s = num_bytes / (self.link_gb_s * 1e9)
-        one_shot_s = (latency_s if others else 0.0) + others * one_copy_s
+        one_shot_s = latency_s + others * one_copy_s
         return min(one_shot_s, 2 * others * (latency_s + one_copy_s / ranks))
 
     @classmethod

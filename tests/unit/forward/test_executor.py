@@ -24,6 +24,7 @@ from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.planner import ForwardPlan, plan_forward
 from sglang_prefill_ext.scheduling.prefixed_forward import PrefixedForward
+from sglang_prefill_ext.scheduling.row_transactions import RowRoom
 from sglang_prefill_ext.scheduling.split import split_request
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.parts import whole_rows
@@ -135,11 +136,12 @@ def _launched_in_random_company(
     """Compute random forwards of the next pieces of jobs; yield each job after its last one.
 
     Args:
-        room: each forward has one of these as `most_held`.
+        room: groups of rows may hold one of these numbers of tokens in each forward; 0: none may.
     """
     while open_ones := [job for job in jobs if not job.launched]:
         chosen = data.draw(st.lists(st.sampled_from(open_ones), min_size=1, unique=True))
-        prefixed = PrefixedForward(chosen, cache, most_held=data.draw(st.sampled_from(room)))
+        held = data.draw(st.sampled_from(room))
+        prefixed = PrefixedForward(chosen, cache, RowRoom(held) if held else None)
         assert prefixed.plan.num_tokens <= sum(job.piece.num_tokens for job in chosen)
         computed = executor.launch(prefixed.plan).wait()
         prefixed.commit()
