@@ -94,10 +94,18 @@ class EngineReplica:
     async def record_autoscaling_stats(self) -> dict[str, float]:
         return {TOKENS: float((await self._replica.state()).outstanding_tokens)}
 
-    async def __del__(self) -> None:
-        """Leave the routers, finish their requests, and stop; an unhealthy engine stops at once."""
+    async def __del__(self) -> None:  # Serve calls and awaits it
+        await self.end()
+
+    async def end(self) -> None:
+        """Leave the routers, finish their requests, and stop; an unhealthy engine stops at once.
+
+        So does one that is still starting.
+        """
         if not hasattr(self, "_joining"):
-            return  # it has not started
+            if hasattr(self, "_server"):
+                await asyncio.to_thread(self._server.stop, 0.0)
+            return
         self._joining.cancel()
         await self._tell("leave")
         grace_s = 0.0
