@@ -11,6 +11,7 @@ from sglang_prefill_ext.client.clients import PrefillClient
 from sglang_prefill_ext.client.kinds import is_list
 from sglang_prefill_ext.client.options import Options
 from sglang_prefill_ext.client.records import Fields, field, label_ids
+from sglang_prefill_ext.frontend.answers import softmax
 
 
 def score_arguments(fields: Fields, default_labels: str | None) -> Fields:
@@ -37,13 +38,9 @@ def item_scores(client: PrefillClient, arguments: Fields, options: Options) -> N
         arguments: see `score_arguments`.
     """
     labels = arguments["label_token_ids"]
-    softmax = labels is not None and not _are_lone(labels)
-    scores = client.score(**arguments, apply_softmax=softmax, options=options).scores
-    if labels is not None or scores.shape[1] == 1:
-        return scores
-    shares: NDArray[np.float64] = np.exp(scores - scores.max(axis=1, keepdims=True))
-    shares /= shares.sum(axis=1, keepdims=True)
-    return shares
+    several = labels is not None and not _are_lone(labels)
+    scores = client.score(**arguments, apply_softmax=several, options=options).scores
+    return softmax(scores) if labels is None and scores.shape[1] > 1 else scores
 
 
 def _are_lone(labels: Any) -> bool:

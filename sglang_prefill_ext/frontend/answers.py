@@ -141,8 +141,8 @@ def flat_scores(
         return np.exp(values, dtype=np.float64)
     rows = read.by_read(values.astype(np.float64))
     if isinstance(rows, np.ndarray):
-        return _softmax(rows, temperature).ravel()
-    return np.concatenate([_softmax(row, temperature) for row in rows])
+        return softmax(rows, temperature).ravel()
+    return np.concatenate([softmax(row, temperature) for row in rows])
 
 
 def scores_by_item(scores: Matrix, rows: PackedRows) -> list[Matrix]:
@@ -160,7 +160,8 @@ def label_rows(values: NDArray[Any], read: Read) -> Matrix:
     return [row.tolist() for row in rows]
 
 
-def _softmax(values: NDArray[np.float64], temperature: float) -> NDArray[np.float64]:
+def softmax(values: NDArray[np.float64], temperature: float = 1.0) -> NDArray[np.float64]:
+    """The softmax of ``values / temperature`` over the last axis."""
     # Centred before scaling, so that small temperatures do not overflow.
     weights = np.exp((values - values.max(axis=-1, keepdims=True)) / temperature)
     normalised: NDArray[np.float64] = weights / weights.sum(axis=-1, keepdims=True)

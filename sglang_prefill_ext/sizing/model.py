@@ -91,13 +91,12 @@ class ModelShape:
         try:
             return cls._read(config)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            missing = isinstance(error, KeyError)
+            hint = f" If it is one, write {error} into the file: the default is left out."
             raise ConfigError(
                 "config.json is not that of a decoder that can be counted "
                 f"({type(error).__name__}: {error}); name a Qwen-, Llama-, Mistral-, Mixtral-, "
                 "DeepSeek-, Gemma-, Granite-, LFM2-, Falcon-H1- or Nemotron-H-like model."
-                + f" If it is one, write {error} into the file: the default is left out."
-                * missing
+                + (hint if isinstance(error, KeyError) else "")
             ) from error
 
     @classmethod

@@ -23,6 +23,12 @@ from sglang_prefill_ext.frontend.token.token_call import (
 )
 from sglang_prefill_ext.wire.checks import check_positions, check_prompt, wrong
 
+_SERVED_WITHOUT_DECODING = {
+    "max_new_tokens": (0, 1),
+    "beam_width": (None, 0, 1),
+    "return_logprob": (False,),
+}
+
 
 def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
     """BEFORE `TokenizerManager._validate_one_request`: refuse requests that end the scheduler.
@@ -95,18 +101,14 @@ def _check(server: PrefillServer, obj: Any, input_ids: Any) -> None:
 def _check_decodes_nothing(manager: Any, obj: Any) -> None:
     """Refuse what a model that makes vectors cannot do; for one token SGLang answers a vector."""
     asked = {**(manager.preferred_sampling_params or {}), **obj.sampling_params}
-    cannot = {
-        "max_new_tokens": asked.get("max_new_tokens") not in (0, 1),
-        "beam_width": (asked.get("beam_width") or 1) != 1,
-        "return_logprob": bool(obj.return_logprob),
-    }
-    if field := next((name for name, found in cannot.items() if found), ""):
-        value = obj.return_logprob if field == "return_logprob" else asked.get(field)
-        raise wrong(
-            field,
-            f"{value!r:.80} cannot be served, as this model makes vectors. Use /v1/embeddings, "
-            "/encode or /classify.",
-        )
+    asked["return_logprob"] = bool(obj.return_logprob)
+    for field, served in _SERVED_WITHOUT_DECODING.items():
+        if (value := asked.get(field)) not in served:
+            raise wrong(
+                field,
+                f"{value!r:.80} cannot be served, as this model makes vectors. Use /v1/embeddings, "
+                "/encode or /classify.",
+            )
 
 
 def _keep_possible_stops(obj: Any, vocab_size: int) -> None:

@@ -88,7 +88,7 @@ def needs_of(ranks: int, device: str, cpus: float, nodes: Iterable[Mapping[str, 
 
 def require_room(engines: int, needs: Needs, nodes: Iterable[Mapping[str, float]]) -> None:
     """Raises: ClusterError: so many engines do not fit, each on one node."""
-    room = sum(_room(needs, node) for node in nodes)
+    room = _room(needs, nodes)
     if room < engines:
         raise ClusterError(
             f"--replicas: the cluster has room for {room} engines of {needs} each, not for "
@@ -104,10 +104,15 @@ def surge_percent(replicas: Replicas, needs: Needs, nodes: Iterable[Mapping[str,
     """
     if not replicas.least:
         return 0
-    room = sum(_room(needs, node) for node in nodes)
+    room = _room(needs, nodes)
     return max(1, 100 // replicas.most) if room > replicas.most else 0
 
 
-def _room(needs: Needs, node: Mapping[str, float]) -> int:
+def _room(needs: Needs, nodes: Iterable[Mapping[str, float]]) -> int:
+    """How many engines fit, each on one node."""
+    return sum(_room_of(node, needs) for node in nodes)
+
+
+def _room_of(node: Mapping[str, float], needs: Needs) -> int:
     by_cpus = int(node.get("CPU", 0) / needs.cpus) if needs.cpus else 1 << 20
     return min(by_cpus, int(node.get("GPU", 0) // needs.gpus)) if needs.gpus else by_cpus
