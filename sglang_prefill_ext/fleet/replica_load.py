@@ -35,6 +35,7 @@ class ReplicaLoad:
         self._sent: dict[int, _Sent] = {}
         self._outstanding = 0.0
         self._others_s, self._reported_s = 0.0, now_s
+        self._others_before_s = 0.0  # the most of it at any time since the last progress
         self._seen_s = self._asked_s = self._progress_s = now_s
         self._unanswered_busy_s = self._untold_busy_s = 0.0
         self._others_prevailed = False  # at any time since the last answer
@@ -62,7 +63,7 @@ class ReplicaLoad:
         """
         self._pass(now_s)
         if not self._sent:
-            self._progress_s = now_s
+            self._advance(now_s)
         self._newest += 1
         cost = cost_s / self.speed.ratio
         self._sent[self._newest] = _Sent(cost, tokens)
@@ -89,7 +90,7 @@ class ReplicaLoad:
         if not self._others_prevailed:
             self.speed.answered(cost, self._unanswered_busy_s, longest)
         self._unanswered_busy_s, self._others_prevailed = 0.0, False
-        self._progress_s = now_s
+        self._advance(now_s)
         self._failures = Failures()
 
     def given_up(self, ticket: int, now_s: float) -> None:
@@ -118,6 +119,7 @@ class ReplicaLoad:
         """
         self._pass(now_s)
         self._others_s, self._reported_s = others_s * self.speed.ratio, now_s
+        self._others_before_s = max(self._others_before_s, self._others_s)
 
     def computed(self, so_far: Computed, now_s: float) -> None:
         """Record what the replica has computed so far, for whomever."""
@@ -198,10 +200,12 @@ class ReplicaLoad:
             return Health.DOWN
         silent_s, patience_s = now_s - self._progress_s, math.inf
         if self._sent:
-            expected_s = self._next_answer_s + self._others_at(self._progress_s)
-            patience_s = 2 * expected_s + _GRACE_S
+            patience_s = 2 * (self._next_answer_s + self._others_before_s) + _GRACE_S
         may_work = silent_s <= patience_s and now_s >= self._failures.retry_s
         return Health.UP if may_work else Health.SUSPECT
+
+    def _advance(self, now_s: float) -> None:
+        self._progress_s, self._others_before_s = now_s, self._others_at(now_s)
 
     def _others_at(self, time_s: float) -> float:
         """Work of others at a time: what was reported last, less the time that has passed since."""

@@ -212,6 +212,16 @@ def test_work_of_others_excuses_silence() -> None:
     assert loads["a"].health(7.0) is Health.SUSPECT
 
 
+def test_silence_is_noticed_though_work_of_others_stands_still_there() -> None:
+    """The engine is paused: it computes nothing, and tells how much waits there."""
+    loads = loads_of("a")
+    loads["a"].sent(0.1, 0.0)
+    for now_s in (0.5, 1.5, 2.5, 3.5):
+        loads["a"].reported(1.0, now_s)
+    assert loads["a"].health(2.6) is Health.UP
+    assert loads["a"].health(3.6) is Health.SUSPECT
+
+
 def test_where_none_is_up_the_suspect_are_asked() -> None:
     loads = loads_of("a", "b")
     loads["a"].sent(0.1, 0.0)
