@@ -17,12 +17,15 @@ KEEPALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     *(
         (socket.IPPROTO_TCP, getattr(socket, name), value)
-        for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
+        for name, value in (
+            *(("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)),
+            ("TCP_USER_TIMEOUT", 60_000),  # the others count only if all that was sent has arrived
+        )
         if hasattr(socket, name)
     ),
 )
-"""Options of a connection by which a host that has vanished is noticed within a minute, also while
-nothing is sent."""
+"""Options of a connection by which a host that has vanished is noticed within a minute, whether or
+not something was sent to it meanwhile."""
 
 _PORTS = range(20_000, 32_000)
 _PORT_TRIES = 100

@@ -163,7 +163,7 @@ def test_a_host_that_vanishes_is_noticed(loop: Callable[[], asyncio.AbstractEven
             return [own.getsockopt(*option[:2]) for option in KEEPALIVE]
 
     with asyncio.Runner(loop_factory=loop) as runner:
-        assert runner.run(options()) == [1, 30, 10, 3]
+        assert runner.run(options()) == [1, 30, 10, 3, 60_000]
 
 
 async def test_a_connection_that_the_engine_closed_while_idle_is_replaced() -> None:

@@ -98,7 +98,7 @@ async def test_a_host_that_vanishes_is_noticed() -> None:
         assert answer.connection is not None
         assert answer.connection.transport is not None
         own = answer.connection.transport.get_extra_info("socket")
-        assert [own.getsockopt(*option[:2]) for option in KEEPALIVE] == [1, 30, 10, 3]
+        assert [own.getsockopt(*option[:2]) for option in KEEPALIVE] == [1, 30, 10, 3, 60_000]
 
 
 async def test_what_is_no_path_reaches_no_engine() -> None:
