@@ -129,6 +129,8 @@ class Selection:
             self._loads[replica.url].draining = state.leaving
             if state.leaving:
                 _explain(replica, "It is shutting down.", logging.INFO)
+            elif not state.schedulers:
+                _explain(replica, "Its schedulers do not answer.", logging.WARNING)
             else:
                 replica.why = ""
 

@@ -22,6 +22,8 @@ from sglang_prefill_ext.process.collector import Collector
 _REFUSED = "refused"
 """Shown in place of a `Health` for an engine that differs from the others."""
 
+_LATE = "It is late with parts of requests, or has failed at some."
+
 _BUCKETS_S = (
     *(1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5),
     *(0.7, 1, 2, 5, 10, 30, math.inf),
@@ -39,10 +41,11 @@ def status_of(fleet: Fleet, metrics: FrontendMetrics, collector: Collector) -> d
     def page_of(replica: Replica) -> dict[str, Any]:
         load, state = fleet.loads.get(replica.url), states.get(replica.url, _UNUSED)
         unused = _REFUSED if replica.differs else UNKNOWN
+        health = unused if load is None else load.health(now_s)
         return {
             "url": replica.url,
-            "health": unused if load is None else load.health(now_s),
-            "why": replica.why,
+            "health": health,
+            "why": replica.why or (_LATE if health in (Health.SUSPECT, Health.DOWN) else ""),
             "parts": 0 if load is None else load.parts,
             "whole": replica.whole,
             "outstanding_s": state.outstanding_s,

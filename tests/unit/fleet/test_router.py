@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import os
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -55,6 +56,10 @@ class Routed:
                 if all(found.count(name) == count for name, count in healths.items()):
                     return
                 await asyncio.sleep(0.05)
+
+    async def whys(self) -> list[str]:
+        page = (await self.http.get("/prefill_only/status")).json()
+        return [each["why"] for each in page["replicas"]]
 
 
 @contextmanager
@@ -265,6 +270,22 @@ async def test_an_engine_whose_schedulers_are_silent_is_unknown(
         page = (await one.http.get("/prefill_only/status")).json()["replicas"][1]
         assert page["health"] == "unknown"
         assert page["why"] == "Its schedulers have not answered yet."
+
+
+async def test_an_engine_that_is_late_and_whose_schedulers_fall_silent_is_told_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stubs = Stub(), Stub()
+    async with routed(*stubs) as one:
+        await one.wait_for(up=2)
+        one.fleet.loads[stubs[1].url].sent(0.001, time.monotonic())
+        await one.wait_for(up=1, suspect=1)
+        assert await one.whys() == ["", "It is late with parts of requests, or has failed at some."]
+        monkeypatch.setattr(carrier_routes, "_SCHEDULERS_WAIT_S", 0.01)
+        monkeypatch.setattr(carrier_routes, "_SCHEDULERS_AGE_S", 0.0)
+        stubs[1].thinks_s = 600
+        silent = one.fleet.replicas[stubs[1].url]
+        await until(lambda: silent.why == "Its schedulers do not answer.")
 
 
 async def test_an_engine_that_declines_rows_does_not_end_packing() -> None:
