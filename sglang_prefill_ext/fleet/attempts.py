@@ -122,17 +122,21 @@ class Attempts:
             tried, state = choice
         begin(tried, state)
         other: Choice | None = None
+        failed: list[ReplicaLoad] = []
         answered = False
         try:
             while True:
                 done, _ = await asyncio.wait(
                     running, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED
                 )
-                for answer in [self._ended(part, running.pop(task), task) for task in done]:
+                ended = [(running.pop(task), task) for task in done]
+                for answer, load in [(self._ended(part, *each), each[0].load) for each in ended]:
                     if answer.result.status not in _AGAIN:
                         answered = True
                         return answer
                     last = answer
+                    if answer.result.status is Status.FAILED:
+                        failed.append(load)
                 if other is None:
                     other = self._sooner(part, tried) if running else self._other(part, last, tried)
                     if other is not None:
@@ -141,11 +145,14 @@ class Attempts:
                 if not running:
                     return last
         finally:
+            now_s = time.monotonic()
             for task, attempt in running.items():
                 task.cancel()
-                now_s, load = time.monotonic(), attempt.load
-                failed = answered and load.is_late(now_s)  # else the client has left
-                (load.given_up if failed else load.cancelled)(attempt.ticket, now_s)
+                if attempt.load.is_late(now_s):
+                    failed.append(attempt.load)
+                attempt.load.cancelled(attempt.ticket, now_s)
+            for load in failed if answered else ():  # else the client has left, or all have failed
+                load.failed(now_s)
 
     def _ended(
         self, part: RowsPart, attempt: _Attempt, task: asyncio.Task[PartAnswer]
@@ -162,10 +169,10 @@ class Attempts:
             load.cancelled(ticket, now_s)
             logger.exception("A part of a request could not be served")
             return part.failed(replica, Status.FAILED, f"{type(error).__name__}: {error}")
-        if answer.result.status is Status.REJECTED:
-            load.cancelled(ticket, now_s)  # it is full, not broken
-        else:
+        if answer.result.status is Status.OK:
             load.ended(ticket, now_s, ok=True)
+        else:
+            load.cancelled(ticket, now_s)  # it has not computed the part
         return part.named(replica, answer)
 
     def _other(self, part: RowsPart, last: PartAnswer, tried: str) -> Choice | None:

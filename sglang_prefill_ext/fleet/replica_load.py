@@ -59,7 +59,7 @@ class ReplicaLoad:
             cost_s: predicted seconds there, > 0, without the work that waits there.
 
         Returns:
-            The ticket to end it with, by one of the next three methods.
+            The ticket to end it with, by `ended` or `cancelled`.
         """
         self._pass(now_s)
         if not self._sent:
@@ -74,9 +74,8 @@ class ReplicaLoad:
         """Record that a part has come back.
 
         Args:
-            ok: the replica has answered, even if with an error of the request itself. False if it
-                could not be reached, or refused. Other parts that it had at that time and that fail
-                as well count as the same failure.
+            ok: the replica has computed it. False if it could not be reached, or refused. Other
+                parts that it had at that time and that fail as well count as the same failure.
         """
         if not ok:
             self.cancelled(ticket, now_s)
@@ -93,13 +92,12 @@ class ReplicaLoad:
         self._advance(now_s)
         self._failures = Failures()
 
-    def given_up(self, ticket: int, now_s: float) -> None:
-        """Record a failure: a part waited for too long, and another replica has answered it."""
-        self.cancelled(ticket, now_s)
+    def failed(self, now_s: float) -> None:
+        """Record a failure: another replica has answered a part that failed here, or was late."""
         self._failures.add(now_s, parts=1)
 
     def cancelled(self, ticket: int, now_s: float) -> None:
-        """Record that a part is not wanted any more, which says nothing about the replica."""
+        """Record that a part will not be computed, which says nothing about the replica."""
         self._pass(now_s)
         if ticket == next(iter(self._sent)):
             # The parts behind it were not computed meanwhile, so this time must not make them late.

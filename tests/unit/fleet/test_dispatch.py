@@ -10,7 +10,7 @@ import pytest
 
 from sglang_prefill_ext.attach.carrier import PartAnswer
 from sglang_prefill_ext.errors import EngineUnavailableError
-from sglang_prefill_ext.fleet import replica_load
+from sglang_prefill_ext.fleet import health, replica_load
 from sglang_prefill_ext.fleet.dispatch import Dispatcher
 from sglang_prefill_ext.fleet.health import Health
 from sglang_prefill_ext.fleet.loads import Loads
@@ -117,6 +117,23 @@ async def test_a_part_that_fails_twice_ends_the_request_and_is_named(end: Status
     assert_idle(dispatcher)
 
 
+@pytest.mark.parametrize("fails", [True, False])
+async def test_an_engine_fails_if_another_one_serves_its_parts_and_is_no_faster(
+    monkeypatch: pytest.MonkeyPatch, *, fails: bool
+) -> None:
+    monkeypatch.setattr(health, "_RETRY_S", 1e6)
+    dispatcher, engines = fleet_of(2, extra_work=0.0)
+    for engine in engines[: 2 - fails]:  # or the request fails everywhere
+        engine.ends = [Status.FAILED]
+    result = await dispatcher.answer(ROWS, OPTIONS)
+    assert result.status is (Status.OK if fails else Status.FAILED)
+    assert_whole(await dispatcher.answer(ROWS, OPTIONS))
+    assert [engine.asked for engine in engines] == [1, 2] if fails else [2, 1]
+    failed = dispatcher.loads["0"]
+    assert failed.health(time.monotonic()) is (Health.SUSPECT if fails else Health.UP)
+    assert not fails or failed.speed.now == SPEED
+
+
 async def test_a_bad_end_cancels_the_other_parts() -> None:
     dispatcher, engines = fleet_of(2)
     engines[1].held.clear()
@@ -150,6 +167,8 @@ async def test_what_one_engine_cannot_do_is_asked_of_another(end: Status) -> Non
     engines[0].ends = [end]
     assert_whole(await dispatcher.answer(ROWS, OPTIONS))
     assert [engine.asked for engine in engines] == [1, 2]
+    assert_idle(dispatcher)
+    dispatcher, engines = fleet_of(2)  # as one that has answered is faster
     engines[0].ends, engines[1].ends = [end, end], [Status.OK, end, end]
     result = await dispatcher.answer(ROWS, OPTIONS)
     assert (result.status, result.message) == (end, "so it goes")

@@ -250,7 +250,8 @@ def test_one_that_is_down_for_days_comes_back() -> None:
     loads = loads_of("a")
     for second in range(2000):  # more than the exponent of a float
         loads["a"].probed(float(second), ok=False)
-        loads["a"].given_up(loads["a"].sent(0.1, second), second)
+        loads["a"].cancelled(loads["a"].sent(0.1, second), second)
+        loads["a"].failed(second)
     assert loads["a"].health(2000.0) is Health.DOWN
     loads["a"].probed(2000.0, ok=True)
     assert loads["a"].health(2000.0) is Health.UP
@@ -285,7 +286,8 @@ def test_every_part_that_is_given_up_is_a_failure() -> None:
     loads = loads_of("a")
     for ticket in [loads["a"].sent(0.1, 0.0) for _ in range(3)]:
         assert loads["a"].health(2.0) is Health.SUSPECT
-        loads["a"].given_up(ticket, 2.0)
+        loads["a"].cancelled(ticket, 2.0)
+        loads["a"].failed(2.0)
     assert loads["a"].health(1e6) is Health.DOWN
 
 
