@@ -7,8 +7,9 @@ character, which is neither white space nor the mark itself.
 Proof: no merge makes a token in which the mark follows another character, so no merge joins the
 characters around the cut. A merge changes nothing but the two tokens that it joins, and merges are
 chosen by rank, then by place. So the merges on either side are the same as without the other side.
-Before them, every character becomes a token by itself. Unknown ones next to each other become one,
-but the mark is known. The second part begins with the mark, so no other one is put before it.
+Before them, every character becomes a token by itself, or one for each of its bytes; none is left
+out, which would bring those around it together. Unknown ones next to each other become one, but the
+mark is known. The second part begins with the mark, so no other one is put before it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from __future__ import annotations
 import re
 
 from sglang_prefill_ext.texts.settings import Settings
+
+_BYTES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
+"""Tokens that stand for the bytes of unknown characters."""
 
 
 def doubt_of_merges(model: Settings, mark: str) -> str:
@@ -32,6 +36,9 @@ def doubt_of_merges(model: Settings, mark: str) -> str:
             return f"BPE of undivided texts with {option}"
     if mark not in model["vocab"]:
         return f"BPE of undivided texts without {mark!r}"
+    falls_back = model.get("byte_fallback") and model["vocab"].keys() >= _BYTES
+    if not falls_back and not model.get("unk_token"):
+        return "BPE of undivided texts that leaves out unknown characters"
     inside = re.compile(f"[^{re.escape(mark)}]{re.escape(mark)}")
     joined = ("".join(merge) for merge in model["merges"])
     across = next((token for token in joined if inside.search(token)), None)

@@ -14,7 +14,7 @@ SPACES_MARKED = normalizers.Replace(" ", "_")
 
 
 def undivided(merges: list[tuple[str, str]] = MERGES, **options: Any) -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE(VOCABULARY, merges, **options))
+    tokenizer = Tokenizer(models.BPE(VOCABULARY, merges, **{"unk_token": "a"} | options))
     tokenizer.normalizer = SPACES_MARKED
     return tokenizer
 
@@ -60,6 +60,20 @@ def test_unknown_characters_are_joined_so_the_mark_must_be_known() -> None:
     assert proof.unproven(config) == ""
     config["model"]["vocab"].pop("_")
     assert proof.unproven(config) == "BPE of undivided texts without '_'"
+
+
+def test_an_unknown_character_that_is_left_out_brings_marks_together() -> None:
+    tokenizer = undivided(unk_token=None)
+    parts = [tokenizer.encode(text).tokens for text in ("a x", " ")]
+    assert parts == [["a", "_"], ["_"]]
+    assert tokenizer.encode("a x ").tokens == ["a", "__"]
+    doubt = "BPE of undivided texts that leaves out unknown characters"
+    config = settings(tokenizer)
+    assert proof.unproven(config) == doubt
+    config["model"]["byte_fallback"] = True
+    assert proof.unproven(config) == doubt
+    config["model"]["vocab"] |= {f"<0x{byte:02X}>": 6 + byte for byte in range(256)}
+    assert proof.unproven(config) == ""
 
 
 def test_the_mark_itself_is_no_end_of_a_word() -> None:
