@@ -14,7 +14,8 @@ Pre-tokenizer: patterns match from left to right, each match where the last one 
 alternative matches a string with a boundary inside, and none looks behind. Only ``\\s+(?!\\S)``
 looks ahead, and only after white space, which the character before the cut is not. If the first
 pattern of a sequence does not split at the cut, a later one does, which matches words and spaces.
-Digits and punctuation are told from the others character by character.
+It must come before ByteLevel's mapping, after which spaces are letters to a pattern. Digits and
+punctuation are told from the others character by character.
 Pre-tokenizers that split at white space separate any two characters around it. For Metaspace only
 spaces are boundaries: it begins a pre-token at each, and the second part begins with a space.
 
@@ -26,11 +27,24 @@ strings over an alphabet of every class, and every character of Unicode.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from sglang_prefill_ext.texts.settings import Settings, is_mark, normalizers_of, space_mark
 from sglang_prefill_ext.texts.splice import MARKS, Boundaries
 from sglang_prefill_ext.texts.undivided import doubt_of_merges
+
+_CASED = tuple(
+    frozenset(
+        rf"[^\r\n\p{{L}}\p{{N}}]?{letters}{contraction}"
+        for contraction in ("", "(?i:'s|'t|'re|'ve|'m|'ll|'d)?")
+    )
+    for letters in (
+        r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
+        r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
+    )
+)
+"""Alternatives that match no capital letter alone, and those that match no small letter alone."""
 
 _WORDS = frozenset(
     {
@@ -39,14 +53,7 @@ _WORDS = frozenset(
         r"[^\r\n\p{L}\p{N}]?+\p{L}+",
         r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+",
         r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+",
-        *(
-            rf"[^\r\n\p{{L}}\p{{N}}]?{upper}{lower}{contraction}"
-            for contraction in ("", "(?i:'s|'t|'re|'ve|'m|'ll|'d)?")
-            for upper, lower in (
-                (r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"),
-                (r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"),
-            )
-        ),
+        *chain(*_CASED),
     }
 )
 """Alternatives that match words, whatever their letters (GPT-2, Llama 3, Qwen, o200k, DeepSeek)."""
@@ -89,7 +96,8 @@ def unproven(settings: Settings) -> str:
     # spaces are dropped.
     known = {"NFC", "BertNormalizer"} if _drops_spaces(settings) else {"NFC"}
     for normalizer in normalizers_of(settings):
-        if normalizer["type"] not in known and not (mark and is_mark(normalizer)):
+        puts_mark = is_mark(normalizer) and normalizer["content"] == mark
+        if normalizer["type"] not in known and not puts_mark:
             return f"normalizer {normalizer['type']}"
     if mark:
         doubt = doubt_of_merges(settings["model"], mark)
@@ -153,7 +161,7 @@ def _doubt_of_pre_tokenizer(pre_tokenizer: Settings | None) -> str:
     if doubts:
         return doubts[0]
     # One stage may not split at a boundary, but then a later one must.
-    return "" if any(map(_parts_all, stages)) else "no pre-tokenizer that parts all words"
+    return "" if _part_all(stages) else "no pre-tokenizer that parts all words"
 
 
 def _doubt_of_stage(stage: Settings) -> str:
@@ -176,11 +184,14 @@ def _doubt_of_split(split: Settings) -> str:
     return f"Split by {unknown[0]}" if unknown else ""
 
 
-def _parts_all(stage: Settings) -> bool:
-    if stage["type"] == "ByteLevel":
-        return bool(stage["use_regex"])  # the pattern of GPT-2
-    known = set(_alternatives_of(stage)) if stage["type"] == "Split" else set()
-    return r"\s+" in known and not known.isdisjoint(_WORDS)
+def _part_all(stages: Sequence[Settings]) -> bool:
+    for stage in stages:
+        if stage["type"] == "ByteLevel":  # later stages see other characters than the text's
+            return bool(stage["use_regex"])  # the pattern of GPT-2
+        known = set(_alternatives_of(stage)) if stage["type"] == "Split" else set()
+        if r"\s+" in known and all(known & (_WORDS - cased) for cased in _CASED):
+            return True
+    return False
 
 
 def _alternatives_of(split: Settings) -> list[str]:

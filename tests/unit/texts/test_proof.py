@@ -17,6 +17,16 @@ _ALPHABET = " \t\n\raZé1字か゠\u0301'st.:!。/$_\u00a0\u200b"
 MARK = "\u037e"
 """A Greek question mark, of which Unicode's normal forms make a semicolon."""
 
+SMALL, CAPITAL = (rf"{each}|\s+" for each in proof.alternatives(O200K)[:2])
+"""The two patterns of words in O200K, each without the other."""
+
+MAPPED_FIRST = pre_tokenizers.Sequence(
+    [
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        pre_tokenizers.Split(Regex(LLAMA_3), "isolated"),
+    ]
+)
+
 
 def of(pre_tokenizer: Any, **parts: Any) -> dict[str, Any]:
     tokenizer = Tokenizer(models.BPE())
@@ -97,9 +107,14 @@ def test_unicode_normalisation_joins_a_boundary_with_nothing(
         ),
         *(
             (of(pre_tokenizers.Split(Regex(each), "isolated")), "no pre-tokenizer that parts all")
-            for each in (r"\p{N}", r"\s+", r" ?\p{L}+")
+            for each in (r"\p{N}", r"\s+", r" ?\p{L}+", SMALL, CAPITAL)
         ),
+        (of(MAPPED_FIRST), "no pre-tokenizer that parts all words"),
         (of(pre_tokenizers.Metaspace(split=False)), "BPE of undivided texts without '\u2581'"),
+        (
+            of(pre_tokenizers.Metaspace(split=False), normalizer=normalizers.Replace(" ", "_")),
+            "normalizer Replace",
+        ),
         (
             of(pre_tokenizers.Whitespace(), normalizer=normalizers.Replace(" ", "_")),
             "normalizer Replace",
@@ -142,6 +157,29 @@ def test_unicode_normalisation_joins_a_boundary_with_nothing(
 )
 def test_a_component_without_a_proof_is_named(config: dict[str, Any], doubt: str) -> None:
     assert proof.unproven(config).startswith(doubt)
+
+
+def pieces(pre_tokenizer: Any, text: str) -> list[str]:
+    return [piece for piece, _ in pre_tokenizer.pre_tokenize_str(text)]
+
+
+@pytest.mark.parametrize(("pattern", "split", "together"), [(SMALL, "a", "A"), (CAPITAL, "A", "a")])
+def test_a_pattern_of_some_words_leaves_others_with_what_follows(
+    pattern: str, split: str, together: str
+) -> None:
+    words = pre_tokenizers.Split(Regex(pattern), "isolated")
+    assert pieces(words, split + ".") == [split, "."]
+    assert pieces(words, together + ".") == [together + "."]
+
+
+def test_a_pattern_behind_the_mapping_of_bytes_sees_no_spaces() -> None:
+    assert pieces(MAPPED_FIRST, "one two") == ["one\u0120two"]
+
+
+def test_of_two_marks_one_is_put_before_the_other() -> None:
+    metaspace = pre_tokenizers.Metaspace(split=False)
+    assert pieces(metaspace, "a_b") == ["\u2581a_b"]
+    assert pieces(metaspace, "a") + pieces(metaspace, "_b") == ["\u2581a", "\u2581_b"]
 
 
 def test_dropout_is_no_function_of_the_text() -> None:
