@@ -110,6 +110,13 @@ def test_texts_are_the_same_everywhere_and_all_different() -> None:
         "".join(sample_texts.UNREADABLE).encode()
 
 
+def test_however_many_tokens_are_added_there_are_other_texts() -> None:
+    added = [f"<{number}>" for number in range(2_000)]
+    drawn = sample_texts.texts(1_000, added)
+    assert drawn[:501] == ["", *added[:500]]
+    assert set(added).isdisjoint(drawn[501:])
+
+
 def test_rows_of_the_same_ids_differ_by_where_they_end() -> None:
     rows = flat([[1, 2], [3]])
     assert gate.same(rows, flat([[1, 2], [3]]))
