@@ -19,7 +19,7 @@ from sglang_prefill_ext.process.children import module_command, tethered
 from sglang_prefill_ext.texts import libraries, sample_texts
 from sglang_prefill_ext.texts.comparison import Comparison, compare, told
 from sglang_prefill_ext.texts.libraries import TokenizerCopy
-from sglang_prefill_ext.texts.settings import settings_of
+from sglang_prefill_ext.texts.settings import added_tokens, settings_of
 
 _LOOK_S = 0.2
 """How often the child is looked at."""
@@ -46,8 +46,8 @@ def compare_here(library: TokenizerChoice, json: str, count: int) -> Comparison:
         encoder = libraries.load(library, json)
     except Exception as error:  # whatever a library raises for a tokenizer that it does not know
         return Comparison(f"not loaded: {told(error)}")
-    added = [token["content"] for token in settings_of(json).get("added_tokens", ())]
-    return compare(encoder, TokenizerCopy(json), sample_texts.texts(count, added))
+    texts = sample_texts.texts(count, added_tokens(settings_of(json)))
+    return compare(encoder, TokenizerCopy(json), texts)
 
 
 def compare_in_child(library: TokenizerChoice, json: str, count: int) -> Comparison:

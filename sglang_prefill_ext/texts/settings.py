@@ -38,6 +38,16 @@ def _decoded(parts: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
     return {name: msgspec.json.decode(part) for name, part in parts.items()}
 
 
+_LOOKS_AROUND = ("lstrip", "rstrip", "single_word")
+
+
+def added_tokens(settings: Settings) -> list[str]:
+    """Return the added tokens of a tokenizer; first those that take or need what is around them."""
+    tokens = settings.get("added_tokens", ())
+    plain_last = sorted(tokens, key=lambda token: not any(token[each] for each in _LOOKS_AROUND))
+    return [token["content"] for token in plain_last]
+
+
 def normalizers_of(settings: Settings) -> list[Settings]:
     """Return the normalisers of a tokenizer, in order."""
     return _stages(settings.get("normalizer"))

@@ -16,7 +16,7 @@ from sglang_prefill_ext.texts.frame import NO_FRAME, frame_of
 from sglang_prefill_ext.texts.libraries import Encoder, TokenizerCopy, flat
 from sglang_prefill_ext.texts.proof import boundaries_of, unproven
 from sglang_prefill_ext.texts.sample_texts import texts
-from sglang_prefill_ext.texts.settings import Settings, settings_of
+from sglang_prefill_ext.texts.settings import Settings, added_tokens, settings_of
 from sglang_prefill_ext.texts.splice import Splice
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class Ways:
         """
         try:
             settings = settings_of(self._json)
-            added = [token["content"] for token in settings.get("added_tokens", ())]
+            added = added_tokens(settings)
             copy = self._faithful_copy(settings, added)
             if copy is None:
                 return

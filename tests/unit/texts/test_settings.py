@@ -4,9 +4,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
-from sglang_prefill_ext.texts.settings import normalizers_of, settings_of, space_mark
+from sglang_prefill_ext.texts.settings import (
+    added_tokens,
+    normalizers_of,
+    settings_of,
+    space_mark,
+)
 from tests.unit.texts.made import PROVEN, json_of, settings
 from tests.unit.texts.test_undivided import SPACES_MARKED
 
@@ -54,6 +59,14 @@ def test_normalisers_in_sequences_count_one_by_one() -> None:
     inner = normalizers.Sequence([normalizers.NFC(), normalizers.Sequence([])])
     tokenizer.normalizer = normalizers.Sequence([inner, normalizers.Lowercase()])
     assert [each["type"] for each in normalizers_of(settings(tokenizer))] == ["NFC", "Lowercase"]
+
+
+def test_added_tokens_that_depend_on_what_is_around_them_come_first() -> None:
+    tokenizer = Tokenizer(models.BPE())
+    assert added_tokens(settings(tokenizer)) == []
+    left, right = AddedToken("<left>", lstrip=True), AddedToken("<right>", rstrip=True)
+    tokenizer.add_tokens(["<a>", left, "<b>", AddedToken("word", single_word=True), right])
+    assert added_tokens(settings(tokenizer)) == ["<left>", "word", "<right>", "<a>", "<b>"]
 
 
 def test_what_is_no_json_is_refused() -> None:
