@@ -47,6 +47,8 @@ def declined_reason(scheduler: Any) -> StockReason | None:
         return StockReason.MODEL_ARCHITECTURE
     if _stores_by_a_kernel_of_its_own(runner) or _attends_to_some_keys(runner.model):
         return StockReason.ATTENTION_VARIANT
+    if _has_layers_without_attention(runner.model):
+        return StockReason.ATTENTION_VARIANT
     return next(_attention_reasons(runner.model), None)
 
 
@@ -105,6 +107,20 @@ def _stores_by_a_kernel_of_its_own(runner: Any) -> bool:
 def _attends_to_some_keys(model: Any) -> bool:
     """Whether an indexer chooses the keys of each token, which any DeepSeek V3 may have."""
     return any(getattr(module, "use_dsa", False) is True for module in model.modules())
+
+
+def _has_layers_without_attention(model: Any) -> bool:
+    """Whether code of Transformers computes some layers in another way, as RecurrentGemma's.
+
+    To such a layer all prompts of a forward are one sequence. SGLang makes an attention layer for
+    it all the same. In Transformers, layers that attend say whether they are causal.
+    """
+    attending = {
+        module.layer_idx
+        for module in model.modules()
+        if hasattr(module, "is_causal") and hasattr(module, "layer_idx")
+    }
+    return 0 < len(attending) < len(getattr(model, "attention_instances", ()))
 
 
 def _attention_reasons(model: Any) -> Iterator[StockReason]:

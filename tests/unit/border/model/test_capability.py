@@ -8,10 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from sglang.srt.layers.pooler import Pooler, PoolingType
 from sglang.srt.layers.sparse_pooler import SparsePooler
 from sglang.srt.models.bert import BertModel
 from torch import nn
+from transformers import AutoConfig, AutoModel
 
 from sglang_prefill_ext.border.model.capability import declined_reason
 from sglang_prefill_ext.border.model.model_classes import (
@@ -109,6 +111,28 @@ def test_rotations_that_the_longest_prompt_decides_are_declined(kinds: Any, reas
         enable_lora=False,
         is_generation=True,
         tp_worker=SimpleNamespace(model_runner=runner),
+    )
+    assert declined_reason(scheduler) == reason
+
+
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [
+        ("recurrent_gemma", "attention_variant"),  # two of its three layers carry a state
+        ("smollm3", "no_attention_layers"),  # which is looked at next
+    ],
+)
+def test_layers_of_transformers_that_do_not_attend_are_declined(
+    model_type: str, reason: str
+) -> None:
+    config = AutoConfig.for_model(model_type, num_hidden_layers=3)
+    model = TransformersForCausalLM(None)
+    with torch.device("meta"):  # without memory
+        model.layers = AutoModel.from_config(config)
+    model.__dict__["attention_instances"] = dict.fromkeys(range(3))
+    runner = SimpleNamespace(model=model, model_config=plain_config(), attn_backend=object())
+    scheduler = SimpleNamespace(
+        enable_lora=False, is_generation=True, tp_worker=SimpleNamespace(model_runner=runner)
     )
     assert declined_reason(scheduler) == reason
 
