@@ -171,6 +171,7 @@ DENSE: Mapping[str, Preset] = {
     # SGLang has no class of its own for these, and runs those of Transformers.
     "seed-oss": family("seed_oss"),
     "smollm3": family("smollm3", no_rope_layers=[1, 0]),  # the second layer has no positions
+    "ministral": family("ministral", **SLIDING),
     # Layers with a window have a rotary base of their own.
     "gemma3": family("gemma3_text", **SLIDING, query_pre_attn_scalar=32, tie_word_embeddings=True),
 }

@@ -123,7 +123,14 @@ OWN_CONFIGURATION: dict[str, dict[str, Any]] = {
     "MiMoV2FlashForCausalLM": {"rope_parameters": None},
 }
 """What the configuration class of a model's makers, which SGLang uses, lacks."""
-ONE_TOKEN_LONGER = {"cohere2", "cohere2_moe", "exaone_moe", "mimo_v2_flash", "step3p5"}
+ONE_TOKEN_LONGER = {
+    "cohere2",
+    "cohere2_moe",
+    "exaone_moe",
+    "mimo_v2_flash",
+    "ministral",
+    "step3p5",
+}
 """Models whose window SGLang 0.5.23 takes as the number of tokens before a token, not with it."""
 UNSUPPORTED_LAYERS = {
     "logit_soft_cap": {"logit_cap": 50.0, "logit_capping_method": "other"},
