@@ -43,6 +43,7 @@ from sglang.srt.models import qwen3_next  # noqa: E402
 from sglang.srt.runtime_context import SpawnRanks, publish  # noqa: E402
 from sglang.srt.sampling.sampling_params import SamplingParams  # noqa: E402
 from sglang.srt.server_args import PortArgs, prepare_server_args  # noqa: E402
+from torch.nn.utils.rnn import pad_sequence  # noqa: E402
 from transformers import (  # noqa: E402
     AutoConfig,
     AutoModel,
@@ -87,7 +88,7 @@ from tests.unit.wire.strategies import labels_by_read  # noqa: E402
 VOCABULARY = 8_000
 ARGS = (
     *("--device", "cpu", "--max-total-tokens", "4096"),
-    *("--max-running-requests", "4", "--mem-fraction-static", "0.5", "--log-level", "error"),
+    *("--max-running-requests", "16", "--mem-fraction-static", "0.5", "--log-level", "error"),
     *("--disable-radix-cache", "--disable-overlap-schedule"),
 )
 HALF = "bfloat16"
@@ -231,7 +232,7 @@ def prompts(rows: PackedRows) -> Iterator[list[int]]:
         start += length
 
 
-def labelled(logits: list[torch.Tensor], rows: PackedRows) -> list[float]:
+def labelled(logits: torch.Tensor, rows: PackedRows) -> list[float]:
     """Label log-probs, row by row, of the rows' last logits."""
     values: list[float] = []
     for row_logits, labels in zip(logits, labels_by_read(rows), strict=False):
@@ -239,19 +240,24 @@ def labelled(logits: list[torch.Tensor], rows: PackedRows) -> list[float]:
     return values
 
 
-def stock_logits(runner: Any, tokenizer: Any, prompt: list[int]) -> torch.Tensor:
+def stock_logits(runner: Any, tokenizer: Any, rows: PackedRows) -> torch.Tensor:
+    """Stock prefill of all rows in one forward; `[rows, vocabulary]`."""
+    requests = [stock_request(tokenizer, array("q", prompt)) for prompt in prompts(rows)]
+    _, logits, _ = one_batch.extend(requests, runner)
+    runner.req_to_token_pool.clear()
+    runner.token_to_kv_pool_allocator.clear()
+    return logits.float()
+
+
+def stock_request(tokenizer: Any, ids: array[int]) -> Req:
     sampling = SamplingParams(max_new_tokens=1, temperature=0)
     sampling.normalize(tokenizer)
-    ids = array("q", prompt)
     request = Req(rid="0", origin_input_text="", origin_input_ids=ids, sampling_params=sampling)
     request.full_untruncated_fill_ids = request.origin_input_ids
     request.prefix_len = 0
     request.extend_end = len(ids)
     request.logprob_start_len = -1
-    _, logits, _ = one_batch.extend([request], runner)
-    runner.req_to_token_pool.clear()
-    runner.token_to_kv_pool_allocator.clear()
-    return logits[0].float()
+    return request
 
 
 def pools(runner: Any) -> dict[str, Any]:
@@ -327,9 +333,7 @@ def numbers(runner: Any, tokenizer: Any, directory: str) -> dict[str, Any]:
     if name == BORROWS:
         borrow_experts(runner.model, reference)
     work = list(requests())
-    stock = [
-        [stock_logits(runner, tokenizer, p) for p in prompts(rows)] for rows in work * runs_here
-    ]
+    stock = [stock_logits(runner, tokenizer, rows) for rows in work * runs_here]
     before = pools(runner)  # not blank: stock prefill has written to the slots
     model = SglangModel(runner, None)
     results = {
@@ -342,10 +346,7 @@ def numbers(runner: Any, tokenizer: Any, directory: str) -> dict[str, Any]:
     graphs = {}
     if name in REPLAYED:
         results["graphs"], graphs = replayed(model, work)
-    hugging_face = [
-        [exact_logits(reference, p, first=name in POSITIONS_FROM_1) for p in prompts(rows)]
-        for rows in work
-    ]
+    hugging_face = [exact_logits(reference, rows, first=name in POSITIONS_FROM_1) for rows in work]
     return {
         "vectors": vectors(runner, lambda prompt: embedding_of(reference.model)(prompt)),
         "row_labels": [rows.read.lens_of(0, rows.num_rows).tolist() for rows in work],
@@ -368,15 +369,19 @@ def refused_overrides(model: SglangModel, rows: PackedRows) -> str:
     return ""
 
 
-def exact_logits(reference: Any, prompt: list[int], *, first: int) -> torch.Tensor:
-    """Hugging Face's logits behind a prompt.
+def exact_logits(reference: Any, rows: PackedRows, *, first: int) -> torch.Tensor:
+    """Hugging Face's logits behind every row; `[rows, vocabulary]`.
+
+    One forward computes all rows. No token sees what fills up the shorter ones behind it.
 
     Args:
         first: position of the first token. Scores depend on differences of positions only, but
             the float32 angles of rotary embeddings are rounded.
     """
-    positions = {"position_ids": torch.arange(len(prompt))[None] + first} if first else {}
-    logits: torch.Tensor = reference(torch.tensor([prompt]), **positions).logits[0, -1].float()
+    ids = pad_sequence([torch.tensor(prompt) for prompt in prompts(rows)], batch_first=True)
+    positions = {"position_ids": torch.arange(ids.shape[1])[None] + first} if first else {}
+    ends = torch.from_numpy(rows.prefix_len + rows.suffix_lens - 1).long()
+    logits: torch.Tensor = reference(ids, **positions).logits[torch.arange(len(ids)), ends].float()
     return logits
 
 
