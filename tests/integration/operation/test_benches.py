@@ -187,7 +187,7 @@ def test_mixed(model: Path, started: list[list[str]], monkeypatch: pytest.Monkey
     assert all(agreement.holds for agreement in run.gate.agreement.values())
 
 
-def test_soak(model: Path, tmp_path: Path, started: list[list[str]]) -> None:
+def test_soak(model: Path, started: list[list[str]]) -> None:
     plan = SoakPlan(3.0, 0.5, SHAPE, 2, saturation_seconds=0.0, every_s=0.5)
     run = SoakRun(model, plan, silent)
     verdict = run.run()
