@@ -40,8 +40,8 @@ def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
         RequestError: the prompt is empty, or an id lies outside the vocabulary; its embeddings do
             not fit the model, or the model is an encoder, which takes none; an encoder has no
             positions for so many tokens; or the request asks for tokens, positions, labels, hidden
-            states or a logit processor that do not exist, for an adapter in another way than by one
-            name, or for several tokens or log-probs of a model that makes vectors.
+            states, a session or a logit processor that cannot exist, for an adapter in another way
+            than by one name, or for several tokens or log-probs of a model that makes vectors.
     """
     server = server_of(manager)
     if server is None:
@@ -72,6 +72,7 @@ def _check(server: PrefillServer, obj: Any, input_ids: Any) -> None:
         _keep_possible_stops(obj, manager.model_config.vocab_size)
         _check_labels(manager, obj)
         _check_hidden_states(obj.return_hidden_states)
+        _check_session(obj.session_params or {})
         # Without the flag, SGLang refuses all of them.
         if manager.server_args.enable_custom_logit_processor:
             check_processor(obj.custom_logit_processor)
@@ -143,6 +144,15 @@ def _check_hidden_states(wanted: Any) -> None:
     if not isinstance(wanted, bool) and wanted != "last":
         field = "return_hidden_states"
         raise wrong(field, f'{wanted!r:.80} is no choice; send true, false or "last".')
+
+
+def _check_session(given: dict[str, Any]) -> None:
+    """Refuse parameters of a session that SGLang's scheduler cannot look up, or cut prompts at."""
+    for name in ("id", "rid"):
+        if isinstance(value := given.get(name), list | dict):
+            raise wrong(f"session_params.{name}", f"{value!r:.80} is no text; send one.")
+    if (offset := given.get("offset")) and not isinstance(offset, int):
+        raise wrong("session_params.offset", f"{offset!r:.80} is no whole number; send one.")
 
 
 def _check_adapter(manager: Any, obj: Any) -> None:

@@ -133,6 +133,23 @@ def test_a_list_of_hidden_states_ends_a_plain_server(client: Client, wanted: lis
 
 
 @pytest.mark.patch("P22")
+@pytest.mark.parametrize(
+    "wrong", [{"id": ["a"]}, {"id": {}}, {"rid": []}, {"offset": "1"}, {"offset": 1.5}], ids=str
+)
+def test_session_parameters_that_end_a_plain_server(client: Client, wrong: Json) -> None:
+    opened = client.post("/open_session", {"capacity_of_str_len": 100}).json()
+    body = {"input_ids": [5, 6]} | SAMPLING
+    turn = client.post("/generate", body | {"session_params": {"id": opened}}).json()
+    known = {"id": opened, "rid": turn["meta_info"]["id"]}
+    response = client.post("/generate", body | {"session_params": known | wrong})
+    assert response.status_code == 400
+    assert f"session_params.{min(wrong)}: " in message_of(response.json())
+    right = known | {"offset": 1}
+    assert client.post("/generate", body | {"session_params": right}).status_code == 200
+    client.post("/close_session", {"session_id": opened})
+
+
+@pytest.mark.patch("P22")
 def test_positions_that_end_a_plain_server(client: Client) -> None:
     body = {"input_ids": [5, 6, 7], "return_logprob": True, "token_ids_logprob": [5]}
     nothing, one = {"max_new_tokens": 0}, {"max_new_tokens": 1}
