@@ -46,6 +46,19 @@ def _is_cancelled(error: BaseException) -> bool:
     return task is not None and task.cancelling() > 0
 
 
+def _refuse_unused(scheme: str, transport: object, credentials: object) -> None:
+    """Raises: ConfigError: a setting would have no effect, so that calls may go in the clear."""
+    unused, wanted = "", ""
+    if credentials is not None and scheme != "grpcs":
+        unused, wanted = "credentials", "grpcs"
+    elif transport is not None and scheme in exchange.GRPC_SCHEMES:
+        unused, wanted = "transport", "http"
+    if unused:
+        raise ConfigError(
+            f"{unused}: {scheme}:// does not use it. Leave it out, or ask at {wanted}://."
+        )
+
+
 class Methods(ABC, Generic[ScoresT, VectorsT, TransportT]):
     """The calls of a client, which return answers, or coroutines that do."""
 
@@ -67,7 +80,9 @@ class Methods(ABC, Generic[ScoresT, VectorsT, TransportT]):
         self._closed = False
         http, grpc_kind = self._kinds
         self._carrier: HttpCarrier | GrpcCarrier
-        if exchange.address_of(base_url).scheme in exchange.GRPC_SCHEMES:
+        scheme = exchange.address_of(base_url).scheme
+        _refuse_unused(scheme, transport, credentials)
+        if scheme in exchange.GRPC_SCHEMES:
             self._carrier = GrpcCarrier(grpc_kind, base_url, api_key, credentials)
         else:
             made = exchange.http_client(http, base_url, api_key, transport)

@@ -90,8 +90,25 @@ def test_an_address_that_no_computer_has_is_refused(scheme: str, rest: str) -> N
 
 
 def test_schemes_may_be_in_capitals() -> None:
-    for url in ("HTTP://h", "GRPC://h:1", "GRPCS://h:1"):
-        PrefillClient(url, credentials=grpc.ssl_channel_credentials()).close()
+    for url in ("HTTP://h", "GRPC://h:1"):
+        PrefillClient(url).close()
+    PrefillClient("GRPCS://h:1", credentials=grpc.ssl_channel_credentials()).close()
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+@pytest.mark.parametrize("url", ["http://h", "https://h", "grpc://h:1", "GRPC://h:1"])
+def test_credentials_that_would_not_be_used_are_refused(kind: Any, url: str) -> None:
+    """Whoever gives them counts on a way that nobody can read."""
+    with pytest.raises(ConfigError, match=r"^credentials: \w+:// does not use it. .* at grpcs://"):
+        kind(url, credentials=grpc.ssl_channel_credentials())
+
+
+@pytest.mark.parametrize("url", ["grpc://h:1", "grpcs://h:1"])
+def test_a_transport_that_would_not_be_used_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"^transport: grpcs?:// does not use it. .* at http://"):
+        PrefillClient(url, transport=httpx.HTTPTransport())
+    with pytest.raises(ConfigError, match=r"^transport: grpcs?:// does not use it. .* at http://"):
+        AsyncPrefillClient(url, transport=httpx.AsyncHTTPTransport())
 
 
 @pytest.mark.parametrize(
