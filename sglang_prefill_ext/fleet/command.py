@@ -113,12 +113,14 @@ def fleet(
         grace_s=grace_s,
         keep_alive_s=keep_alive_s,
     )
+    if not model_path:
+        _refuse_unknown(context.args)
     if bool(engines) == bool(model_path):
         raise ConfigError("Give either --engines, for running engines, or --model-path.")
     authorization(api_key)  # one that no header can hold is refused here
     if engines:
         _refuse_given(context)
-        _over_running(settings, engines, processes, api_key, context.args)
+        _over_running(settings, engines, processes, api_key)
         return
     on_ray = _on_ray()
     on_ray.run(
@@ -135,6 +137,13 @@ def fleet(
     )
 
 
+def _refuse_unknown(others: Sequence[str]) -> None:
+    """Raises: ConfigError: there are options that only engines on Ray could take."""
+    if others:
+        flag = others[0].partition("=")[0]  # its value may be a key
+        raise ConfigError(f"{flag}: no such option. Flags of SGLang need --model-path.")
+
+
 def _refuse_given(context: typer.Context) -> None:
     """Raises: ConfigError: an option of engines on Ray is given, which would have no effect."""
     for option in context.command.params:
@@ -147,12 +156,8 @@ def _refuse_given(context: typer.Context) -> None:
             )
 
 
-def _over_running(
-    settings: Settings, engines: str, processes: int, api_key: str, others: Sequence[str]
-) -> None:
+def _over_running(settings: Settings, engines: str, processes: int, api_key: str) -> None:
     """Run routers over engines that run, until SIGTERM."""
-    if others:
-        raise ConfigError(f"{others[0]}: no such option. Flags of SGLang need --model-path.")
     urls = engine_urls(engines)
     with (
         reserved_ports(settings) as settings,

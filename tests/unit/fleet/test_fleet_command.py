@@ -23,6 +23,7 @@ MODEL = "--model-path=/no/model"
         ([], "either --engines"),
         (["--engines=http://a:1", MODEL], "either --engines"),
         (["--engines=http://a:1", "--tp-size", "2"], "--tp-size: no such option"),
+        (["--engine=http://a:1"], "--engine: no such option"),
         (["--engines=http://a:1", "--replicas=2"], "--replicas: it is about engines on Ray"),
         (["--engines=http://a:1", "--drain-s", "60.0"], "--drain-s: it is about engines on Ray"),
         (["--engines=nothing"], "no URL"),
