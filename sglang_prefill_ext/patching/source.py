@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dis
 import hashlib
+import importlib.util
 import inspect
 import io
 import pkgutil
@@ -42,10 +43,23 @@ def find(target: str) -> object:
         Exception: whatever the import raises; `AttributeError` if the name does not exist.
     """
     owner_name, _, name = target.rpartition(".")
-    owner = pkgutil.resolve_name(owner_name)
+    owner = _resolved(owner_name)
     if isinstance(owner, ModuleType):
-        return underlying(pkgutil.resolve_name(target))
+        return underlying(_resolved(target))
     return underlying(inspect.getattr_static(owner, name))  # unbound
+
+
+def _resolved(name: str) -> object:
+    """As `pkgutil.resolve_name`, which does not say why a module cannot be imported."""
+    try:
+        return pkgutil.resolve_name(name)
+    except AttributeError as error:
+        package = error.obj
+        if isinstance(package, ModuleType) and hasattr(package, "__path__"):
+            module = f"{package.__name__}.{error.name}"
+            if importlib.util.find_spec(module):
+                importlib.import_module(module)
+        raise
 
 
 def signature_text(function: Callable[..., Any]) -> str:

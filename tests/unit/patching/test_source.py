@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import collections
 import functools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -130,10 +131,30 @@ def test_what_is_found_is_the_function_below_its_descriptor() -> None:
     )
 
 
-@pytest.mark.parametrize("target", ["nowhere.function", "collections.missing"])
-def test_what_does_not_exist_is_not_found(target: str) -> None:
-    with pytest.raises((AttributeError, ImportError)):
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("nowhere.function", "No module named 'nowhere'"),
+        ("collections.missing", "module 'collections' has no attribute 'missing'"),
+        ("asyncio.tasks.missing", "module 'asyncio.tasks' has no attribute 'missing'"),
+        ("asyncio.Queue.missing", "missing"),
+    ],
+)
+def test_what_does_not_exist_is_not_found(target: str, said: str) -> None:
+    with pytest.raises((AttributeError, ImportError), match=said):
         find(target)
+
+
+@pytest.mark.parametrize("target", ["broken", "broken.Class", "broken.Class.method"])
+def test_a_module_that_cannot_be_imported_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    (tmp_path / "whole_package").mkdir()
+    (tmp_path / "whole_package" / "__init__.py").touch()
+    (tmp_path / "whole_package" / "broken.py").write_text("import lost_dependency")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="'lost_dependency'"):
+        find(f"whole_package.{target}")
 
 
 def test_members_that_are_only_read_or_belong_to_others_are_missing() -> None:
