@@ -146,6 +146,14 @@ def test_units_have_what_systemd_asks_for(path: Path) -> None:
     assert Path(shlex.split(read["Service"]["ExecStart"])[0]).is_absolute()
 
 
+def test_an_engine_finds_what_is_installed_beside_it() -> None:
+    """Units have a path of systemd's own. On a GPU, SGLang compiles, and calls `ninja`."""
+    service = unit(FOLDER / "sglang-engine.service")["Service"]
+    name, _, folders = service["Environment"].partition("=")
+    assert name == "PATH"
+    assert folders.split(":")[0] == str(Path(shlex.split(service["ExecStart"])[0]).parent)
+
+
 def test_routers_name_every_engine_that_may_be_started() -> None:
     service, engines = (DOCUMENTS[f"engines.yaml: {kind}"] for kind in ("Service", "StatefulSet"))
     words = next(words for name, words in commands() if name == "router.yaml: Deployment")
