@@ -36,11 +36,12 @@ class Engine(Protocol):
     def adapter(self, name: str, options: RequestOptions) -> AbstractAsyncContextManager[str]:
         """Yield the id of a LoRA adapter, which is not unloaded meanwhile; empty for an empty name.
 
-        In a pause adapters are unloaded, too, so the end of the pause is awaited first.
+        Rows with an adapter are admitted before it is acquired, as SGLang unloads adapters in a
+        pause, too, and waits until no request has them.
 
         Raises:
             RequestError: there is no adapter of that name.
-            DeadlineExceededError: the deadline passed in the pause.
+            DeadlineExceededError: the deadline passed before the rows were admitted.
         """
         ...
 
@@ -49,7 +50,7 @@ class Engine(Protocol):
         ...
 
     async def serve_rows(self, rows: PackedRows, options: RequestOptions) -> PackedResult:
-        """Admit and serve rows like those of this process.
+        """Serve rows like those of this process; admit those that have no adapter.
 
         Raises:
             DeadlineExceededError: the deadline passed before they were admitted.

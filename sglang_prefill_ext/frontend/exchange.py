@@ -114,15 +114,6 @@ class PackedExchange:
             return admission
         return _entered_by(options.deadline_ms, admission)
 
-    async def pause_over(self, options: RequestOptions, request: Any = None) -> None:
-        """Wait while the engine takes no requests.
-
-        SGLang unloads adapters in a pause, too, and waits until no request has them. So a request
-        waits before it acquires its adapter. Arguments and errors are those of `admitted`.
-        """
-        async with self.admitted(options, request):
-            pass
-
     async def ask(self, rows: PackedRows, options: RequestOptions, request: Any) -> PackedResult:
         """Send one message and await its answer; call it while `admitted`.
 

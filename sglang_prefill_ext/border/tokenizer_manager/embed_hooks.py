@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -97,11 +97,15 @@ async def embed(
         obj.normalize_batch_and_arguments()
         names = ([obj.rid] if call.is_single else obj.rid) if is_named else []
         context.raise_if_taken()
-        if obj.lora_path and not context.is_opted_out:
-            with counted(server.path.metrics, context):
-                options = context.options(server.path.config)
-                await server.path.exchange.pause_over(options, context.request)
-        async with acquired_adapter(manager, obj) as adapter:
+        async with AsyncExitStack() as held:
+            if obj.lora_path and not context.is_opted_out:
+                # Before the adapter: SGLang unloads adapters in a pause, too, and waits until no
+                # request has them.
+                with counted(server.path.metrics, context):
+                    options = context.options(server.path.config)
+                    admission = server.path.exchange.admitted(options, context.request)
+                    await held.enter_async_context(admission)
+            adapter = await held.enter_async_context(acquired_adapter(manager, obj))
             call = replace(call, adapter=adapter)
             asked = server, frontend, call, context, names, obj.priority
             embedded, record = await packed_vectors(*asked)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -77,9 +78,11 @@ class EmbedFrontend:
         self.makes_numbers = path.encoder is not None and path.encoder.makes_numbers
         self._worker = Worker("prefill-only-embed")
         self.encoder = PromptEncoder(path, self._worker)
-        self._batches: BatchExchange[Int32Array] = BatchExchange(
-            path, self._worker, size_of=len, pack=self._pack, admits=True
-        )
+
+        def batches(*, admits: bool) -> BatchExchange[Int32Array]:
+            return BatchExchange(path, self._worker, size_of=len, pack=self._pack, admits=admits)
+
+        self._batches, self._admitted = batches(admits=True), batches(admits=False)
 
     def check_limits(self, num_prompts: int, *, field: str) -> None:
         """Refuse too many prompts, on either path.
@@ -93,7 +96,7 @@ class EmbedFrontend:
         check_count(num_prompts, self.path.config, field=field, noun="prompts")
 
     async def embed(self, call: EmbedCall, options: RequestOptions, request: Any) -> Embedded:
-        """Serve a call.
+        """Serve a call; one with an adapter is admitted already.
 
         Args:
             request: of the client, see `PackedExchange.ask`.
@@ -158,15 +161,17 @@ class EmbedFrontend:
         if places is None:
             self.path.exchange.require_fitting(max(map(len, prompts)))
             kind = _Kind(width, _Overridden(overrides) if len(overrides) else _NONE, adapter)
-            found = await self._batches.ask(kind, options, prompts, request)
+            batches = self._admitted if adapter else self._batches
+            found = await batches.ask(kind, options, prompts, request)
         else:  # one packed request, like a scoring call, and large enough to share no batch
             lens = list(map(len, places))
             numbers = sum(lens) * self.path.embeddings.width
             check_memory(self.path.config, numbers=numbers, field="token_indices_to_pool")
             args = (prompts, places, width, overrides, adapter)
-            async with self.path.exchange.admitted(options, request):
+            exchange = self.path.exchange
+            async with nullcontext() if adapter else exchange.admitted(options, request):
                 rows = await self._worker.run(pack_read_places, *args)
-                answer = await self.path.exchange.ask(rows, options, request)
+                answer = await exchange.ask(rows, options, request)
             self.path.metrics.record_work(rows, answer)
             values = answer.row_values().reshape(sum(lens), -1)
             found = read_outs(np.split(values, np.cumsum(lens)[:-1]), rows, answer)

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import asyncio
 import math
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +23,7 @@ from sglang_prefill_ext.wire.read import Labels, Read, Vectors
 from sglang_prefill_ext.wire.sampling import Sampling
 from sglang_prefill_ext.wire.status import Status
 from sglang_prefill_ext.wire.stock_reason import StockReason
-from tests.unit.frontend.links import StubLink, path_of, stub_answer
+from tests.unit.frontend.links import StubLink, answer_at_once, path_of, stub_answer
 
 
 @pytest.mark.parametrize(("gemma", "splits"), [(False, False), (True, False), (False, True)])
@@ -82,6 +84,29 @@ async def test_an_engine_that_declines_the_rows_of_a_router_tells_all_of_them() 
     link.on_send = lambda rid, _: exchange.deliver(rid, stub_answer("declined", reason))
     result = await engine.serve_rows(_rows([5, 6], [4]), RequestOptions())
     assert (result.status, exchange.declined_reason) == (Status.DECLINED, reason)
+
+
+async def test_rows_that_have_their_adapter_do_not_wait_in_a_pause() -> None:
+    """SGLang unloads adapters in a pause, too, and waits until no request has them."""
+    engine, link = attachable(), StubLink()
+    engine._path = path_of(link, vocab_size=100, label_vocab_size=90)
+    engine._server = SimpleNamespace(records=SimpleNamespace(keeping=lambda *_: nullcontext()))
+    answer_at_once(link, engine._path.exchange, lambda _: stub_answer("failed"))
+
+    async def begin_a_pause(request: Any) -> None:
+        request.lora_id = "id"
+        link.is_open.clear()
+
+    async def release(_id: str) -> None:
+        pass
+
+    engine._manager = SimpleNamespace(
+        _validate_and_resolve_lora=begin_a_pause, lora_registry=SimpleNamespace(release=release)
+    )
+    async with asyncio.timeout(10), engine.adapter("name", RequestOptions()) as adapter:
+        rows = replace(_rows([5, 6], [4]), adapter=adapter)
+        assert (await engine.serve_rows(rows, RequestOptions())).status is Status.FAILED
+    assert link.admitted == 0
 
 
 def test_all_ids_of_the_vocabulary_do() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -16,19 +17,24 @@ from sglang_prefill_ext.border.tokenizer_manager.call_context import CallContext
 from sglang_prefill_ext.errors import PackedForwardError
 from sglang_prefill_ext.frontend.embed.embed_frontend import EmbedFrontend
 from sglang_prefill_ext.frontend.options import TIMEOUT_HEADER
+from sglang_prefill_ext.frontend.packed_path import PackedPath
 from tests.unit.frontend.links import StubLink, answer_at_once, path_of, stub_answer
 
 TIMEOUT_MS = 10_000.0
 
 
 class Manager:
-    model_config = SimpleNamespace(hf_config=SimpleNamespace(architectures=["LlamaModel"]))
+    model_config = SimpleNamespace(
+        hf_config=SimpleNamespace(architectures=["Qwen3ForSequenceClassification"])
+    )
 
     def __init__(self) -> None:
         self.lora_registry = self
+        self.on_resolving: Callable[[], None] = lambda: None
 
     async def _validate_and_resolve_lora(self, request: Any) -> None:
         request.lora_id = "id"
+        self.on_resolving()
 
     async def release(self, _id: str) -> None:
         pass
@@ -37,13 +43,35 @@ class Manager:
         pass
 
 
+def server_with(manager: Manager, path: PackedPath) -> Any:
+    records = SimpleNamespace(keeping=lambda *_about: nullcontext(SimpleNamespace()))
+    return SimpleNamespace(manager=manager, path=path, records=records)
+
+
+@pytest.mark.parametrize("places", [None, [0, 1]], ids=["last", "places"])
+async def test_no_call_that_has_its_adapter_waits_in_a_pause(places: list[int] | None) -> None:
+    """SGLang unloads adapters in a pause, too, and waits until no request has them."""
+    link, manager = StubLink(), Manager()
+    path = path_of(link)
+    answer_at_once(link, path.exchange, lambda _rows: stub_answer("failed"))
+    server = server_with(manager, path)
+    request = EmbeddingReqInput(input_ids=[5, 6], lora_path="a", token_indices_to_pool=places)
+
+    manager.on_resolving = link.is_open.clear
+    asked = server, EmbedFrontend(path), request, CallContext(None)
+    vectors = embed_hooks.embed(lambda *_call: pytest.fail("left to SGLang"), *asked)
+    with pytest.raises(PackedForwardError):
+        await asyncio.wait_for(anext(vectors), 10)
+    assert len(link.sent) == 1
+    assert link.admitted == 0
+
+
 async def test_the_timeout_of_a_call_that_waits_for_its_adapter_begins_once() -> None:
     link, manager = StubLink(), Manager()
     link.is_open.clear()
     path = path_of(link)
     answer_at_once(link, path.exchange, lambda _rows: stub_answer("failed"))
-    records = SimpleNamespace(keeping=lambda *_about: nullcontext(SimpleNamespace()))
-    server: Any = SimpleNamespace(manager=manager, path=path, records=records)
+    server = server_with(manager, path)
     request = EmbeddingReqInput(input_ids=[5, 6], lora_path="adapter")
     context = CallContext(SimpleNamespace(headers={TIMEOUT_HEADER: f"{TIMEOUT_MS:.0f}"}))
     asked = server, EmbedFrontend(path), request, context

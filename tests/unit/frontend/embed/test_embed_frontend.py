@@ -123,7 +123,9 @@ async def test_an_encoder_takes_no_embeddings() -> None:
 async def test_vectors_of_several_tokens_are_read_in_one_request() -> None:
     places = [[1, 2], [3]]
     setup = Setup(stub_answer(values=[1, 2, 3, 4, 5, 6]))
-    embedded = await setup.frontend.embed(replace(IDS, places=places, adapter="a"), PLAIN, None)
+    call = replace(IDS, places=places, adapter="a")
+    async with setup.exchange.admitted(PLAIN):
+        embedded = await setup.frontend.embed(call, PLAIN, None)
     assert embedded.vectors == [[[1, 2], [3, 4]], [[5, 6]]]
     ((_, rows),) = setup.link.sent
     # What the prompts share ends before the first token that is read.
