@@ -17,6 +17,7 @@ from sglang_prefill_ext.border import patches
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import UnsupportedSGLangError
 from sglang_prefill_ext.patching.spec import Group
+from sglang_prefill_ext.process.quit_signal import leave_quit_signal
 from sglang_prefill_ext.process.stages import STARTUP
 
 logger = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ def attach(server_args: Any, config: PrefillOnlyConfig) -> None:
     """
     STARTUP.mark("imports")
     _apply_or_exit(tuple(_HOME_MODULES))
+    leave_quit_signal()
     setattr(server_args, ATTRIBUTE, _Carrier(config))
 
 

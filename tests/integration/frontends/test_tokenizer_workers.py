@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -181,3 +183,10 @@ def test_garbage_collection_is_controlled_in_every_process(
     assert all(each["frozen"] > 100_000 > sum(each["objects"]) for each in frozen)
     assert [each["pid"] for each in frozen] == [each["pid"] for each in before]
     assert all(each["thresholds"] == [10_000, 10, 10] for each in frozen)
+
+
+def test_the_server_ends_with_its_scheduler(running: Serving) -> None:
+    """The last test; until SGLang's handler of SIGQUIT runs, uvicorn's supervisor lives on."""
+    os.kill(scheduler_pid(running.server), signal.SIGKILL)
+    wait_until(lambda: not running.server.running)
+    wait_until(lambda: not running.server.pids)
