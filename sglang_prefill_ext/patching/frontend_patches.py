@@ -59,6 +59,7 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
             "0043-refuse-a-list-of-hidden-states-for-one-prompt.patch",
             "0044-refuse-what-is-no-logit-processor.patch",
             "0046-refuse-to-decode-for-vectors.patch",
+            "0048-check-the-parameters-of-a-session.patch",
         ),
     ),
     _around(

@@ -106,6 +106,14 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         relies_on="available_gpu_memory rest_memory pre_model_load_memory get_schedule",
         diffs=("0020-several-replicas-on-a-gpu.patch",),
     ),
+    _after(
+        id="P76",
+        target="sglang.srt.session.session_controller.Session.__init__",
+        hook=f"{_HOOKS}.session_turns:keep_turns",
+        why="Clients that replace all turns of a session would end the scheduler.",
+        relies_on="self.req_nodes",
+        diffs=("0047-replace-all-turns-of-a-session.patch",),
+    ),
     _around(
         id="P61",
         target=f"{_TRITON_EXPERTS}._prepare_fused_moe_run",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.support.client import Client, Json
+from tests.integration.support.client import Client, Json, generate_body
 from tests.integration.support.fuzz_paths import assert_answered_alike
 from tests.integration.support.fuzz_spoiling import encoded
 
@@ -146,6 +146,25 @@ def test_session_parameters_that_end_a_plain_server(client: Client, wrong: Json)
     assert f"session_params.{min(wrong)}: " in message_of(response.json())
     right = known | {"offset": 1}
     assert client.post("/generate", body | {"session_params": right}).status_code == 200
+    client.post("/close_session", {"session_id": opened})
+
+
+@pytest.mark.patch("P76")
+@pytest.mark.parametrize("after", [{}, {"rid": "first"}], ids=["all", "those after one"])
+def test_turns_whose_replacement_ends_a_plain_server(client: Client, after: Json) -> None:
+    opened = client.post("/open_session", {"capacity_of_str_len": 100}).json()
+
+    def turn(name: str, ids: list[int], **session: object) -> list[int]:
+        named = {"rid": name, "session_params": {"id": opened} | session}
+        answer: Json = client.post("/generate", generate_body(ids, 2) | named).json()
+        output: list[int] = answer["output_ids"]
+        return output
+
+    first = [5, 6, *turn("first", [5, 6])]
+    for _ in range(2):
+        turn("again", [7], rid="first")
+    history = first if after else []
+    assert turn("new", [8, 9], replace=True, **after) == client.generate([*history, 8, 9], 2)
     client.post("/close_session", {"session_id": opened})
 
 
