@@ -37,24 +37,10 @@ _LEFT_OUT = ("patches", "startup", "graphs")
 """Fields of a scheduler's status that are for people, not for routers."""
 
 
-class _Offers:
-    """The offer with its fingerprint, which is computed again only if the offer has changed."""
-
-    def __init__(self, offer: Callable[[], Offer]) -> None:
-        self._offer = offer
-        self._last: tuple[Offer, str] | None = None
-
-    def current(self) -> tuple[Offer, str]:
-        offer = self._offer()
-        if self._last is None or self._last[0] != offer:
-            self._last = offer, carrier.fingerprint_of(offer)
-        return self._last
-
-
 def add_carrier_routes(
     app: Any,
     engine: AttachableEngine,
-    offer: Callable[[], Offer],
+    current_offer: Callable[[], Offer],
     schedulers: Turns[list[dict[str, Any]]],
 ) -> None:
     """Add the routes; they need the same API key as scoring.
@@ -62,10 +48,10 @@ def add_carrier_routes(
     Args:
         schedulers: asks for their parts of the status page.
     """
-    offers = _Offers(offer)
 
     async def facts(raw_request: Request) -> Response:
-        offer, fingerprint = offers.current()
+        offer = current_offer()
+        fingerprint = carrier.fingerprint_of(offer)
         query = raw_request.query_params
         if query.get("tokenizer") == offer.tokenizer_digest:
             offer = carrier.with_tokenizer(offer, "")
