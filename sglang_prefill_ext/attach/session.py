@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
 from sglang_prefill_ext.attach import messages
@@ -17,7 +17,6 @@ from sglang_prefill_ext.frontend.score.score_frontend import ScoreFrontend
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.texts.libraries import faithful_copy
 from sglang_prefill_ext.texts.text_encoder import TextEncoder
-from sglang_prefill_ext.wire.arrays import FlatRows, Int32Array
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.prefix_policy import repeated_prefixes
 from sglang_prefill_ext.wire.status import Status, end_with
@@ -78,6 +77,8 @@ class Session:
         self.exchange = PackedExchange(self, max_row_tokens=most, one_engine=one_engine)
         self.exchange.declined_reason = facts.declined
         self.texts = texts.encoder_for(facts)
+        if self.texts is not None:  # else the engine encodes, and no text comes here
+            self.encode, self.encode_joined = self.texts.encode, self.texts.encode_joined
         self.path = PackedPath(
             self,
             self.exchange,
@@ -133,28 +134,15 @@ class Session:
 
     # The `SchedulerLink`.
 
-    @asynccontextmanager
-    async def admission(self, _request: Any = None) -> AsyncIterator[None]:
+    def admission(self, _request: Any = None) -> AbstractAsyncContextManager[None]:
         """Pass at once: the engine admits what reaches it."""
-        yield
+        return nullcontext()
 
     def send(self, rid: str, rows: PackedRows, options: RequestOptions) -> None:
         self._send_rows(rid, rows, options)
 
     def abort(self, rid: str) -> None:
         self._send(messages.Abort(rid))
-
-    def encode(
-        self, texts: Sequence[str | tuple[str, str]], *, continued: bool = False
-    ) -> list[list[int]]:
-        assert self.texts is not None, "texts are the engine's where there is no copy"
-        return self.texts.encode(texts, continued=continued)
-
-    def encode_joined(
-        self, shared: str, items: Sequence[str], *, item_first: bool
-    ) -> tuple[Int32Array, FlatRows]:
-        assert self.texts is not None, "texts are the engine's where there is no copy"
-        return self.texts.encode_joined(shared, items, item_first=item_first)
 
     def longest_prompt(self) -> int:
         return self.facts.longest_prompt
