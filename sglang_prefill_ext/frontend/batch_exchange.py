@@ -7,6 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -120,20 +121,13 @@ class BatchExchange(Generic[Item]):
         kind, options, _ = lane
         deadlines = [each.deadline_ms for each in timed if each.deadline_ms is not None]
         options = replace(options, deadline_ms=max(deadlines, default=None))
-        return await self.serve((kind, options), [each.item for each in timed])
+        async with self._path.exchange.admitted(options) if self._admits else nullcontext():
+            return await self.read(kind, options, [each.item for each in timed])
 
-    async def serve(
-        self, asked: tuple[Hashable, RequestOptions], items: list[Item]
-    ) -> list[ReadOut | Exception]:
-        """Return what was read for every item of a batch, or why nothing was."""
-        if not self._admits:
-            return await self._read(*asked, items)
-        async with self._path.exchange.admitted(asked[1]):
-            return await self._read(*asked, items)
-
-    async def _read(
+    async def read(
         self, kind: Hashable, options: RequestOptions, items: list[Item]
     ) -> list[ReadOut | Exception]:
+        """Return what was read for every item of an admitted batch, or why nothing was."""
         size = sum(map(self._size_of, items))
         groups = await self._worker.run_if_large(size, self._pack, kind, items)
         answers: dict[int, ReadOut | Exception] = {}
@@ -178,7 +172,7 @@ class BatchExchange(Generic[Item]):
             logger.exception("A packed request could not be answered")
             failed = PackedForwardError(f"Packed request: {type(error).__name__}: {error}")
             return [failed] * len(members)
-        alone = await _all_ended([self._read(kind, options, [items[each]]) for each in members])
+        alone = await _all_ended([self.read(kind, options, [items[each]]) for each in members])
         return [outcome for (outcome,) in alone]
 
 

@@ -74,7 +74,7 @@ class Setup:
         asyncio.get_running_loop().call_soon(self.exchange.deliver, rid, answer)
 
     async def ask(self, items: list[int], size: int) -> list[ReadOut | Exception]:
-        return await self.batches.serve((size, RequestOptions()), items)
+        return await self.batches.read(size, RequestOptions(), items)
 
 
 def shown(outcomes: Sequence[ReadOut | Exception]) -> list[object]:
