@@ -22,7 +22,7 @@ from sglang_prefill_ext.wire.arrays import (
 )
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy
-from sglang_prefill_ext.wire.read import Vectors
+from sglang_prefill_ext.wire.read import Read, Vectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,15 @@ class ReadPlaces:
             wanted[np.array(own) + (end - tokens)] = True
         return cls(min(own[0] for own in places), int_array(lens), wanted)
 
+    def packed(
+        self, prompts: FlatRows, read: Read, overrides: OverrideArray, adapter: str = ""
+    ) -> PackedRows:
+        """Pack the prompts into one request that is read at these places."""
+        tokens, prefix, lens = shared_once(NO_INTS, prompts, most=self.first)
+        return PackedRows(
+            *(tokens, prefix, lens, read, self.lens), overrides=overrides, adapter=adapter
+        )
+
 
 def pack_prompts(
     prompts: Sequence[Int32Array],
@@ -111,16 +120,8 @@ def pack_read_places(
 ) -> PackedRows:
     """Pack prompts into one request for vectors at given places; see `ReadPlaces`."""
     reads = ReadPlaces.of(list(map(len, prompts)), places)
-    tokens, prefix, lens = shared_once(NO_INTS, FlatRows.joined(prompts), most=reads.first)
-    return PackedRows(
-        tokens,
-        prefix,
-        lens,
-        Vectors(vector_width, reads.wanted.astype(np.int32)),
-        read_lens=reads.lens,
-        overrides=overrides,
-        adapter=adapter,
-    )
+    read = Vectors(vector_width, reads.wanted.astype(np.int32))
+    return reads.packed(FlatRows.joined(prompts), read, overrides, adapter)
 
 
 def flat_tokens(prompts: Sequence[Int32Array], prefix: int) -> tuple[Int32Array, Int32Array]:

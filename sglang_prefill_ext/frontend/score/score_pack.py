@@ -9,18 +9,12 @@ import numpy as np
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
-from sglang_prefill_ext.frontend.pack import FIELD, pack_token_ids, shared_once
+from sglang_prefill_ext.frontend.pack import FIELD, pack_token_ids
 from sglang_prefill_ext.frontend.packed_path import PackedPath
 from sglang_prefill_ext.frontend.prompt_batch import ReadPlaces
 from sglang_prefill_ext.frontend.score.placeholders import place_overrides
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall, prompts_of
-from sglang_prefill_ext.wire.arrays import (
-    NO_INTS,
-    NO_OVERRIDES,
-    FlatRows,
-    OverrideArray,
-    lens_of_rows,
-)
+from sglang_prefill_ext.wire.arrays import NO_OVERRIDES, FlatRows, OverrideArray, lens_of_rows
 from sglang_prefill_ext.wire.checks import check_memory, flatten_ids
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.read import Labels
@@ -106,13 +100,5 @@ def pack_setwise(
     label_ids = np.concatenate([np.tile(each, n) for each, n in zip(own, counts, strict=True)])
     label_lens = (np.repeat(lens, reads.lens) * reads.wanted).astype(np.int32)
     flat = flatten_ids(prompts, vocab_size, field=FIELD, overrides=len(overrides))
-    rows = FlatRows(flat, lens_of_rows(prompts))
-    tokens, prefix_len, suffix_lens = shared_once(NO_INTS, rows, most=reads.first)
-    return PackedRows(
-        tokens,
-        prefix_len,
-        suffix_lens,
-        Labels(label_ids, label_lens, labels.normalised),
-        read_lens=reads.lens,
-        overrides=overrides,
-    )
+    read = Labels(label_ids, label_lens, labels.normalised)
+    return reads.packed(FlatRows(flat, lens_of_rows(prompts)), read, overrides)
