@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from sglang_prefill_ext.frontend.answers import native_answers, usage_of
+from sglang_prefill_ext.frontend.answers import native_answers, softmax, usage_of
 from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall
 from sglang_prefill_ext.frontend.embed.embed_frontend import Embedded
 from sglang_prefill_ext.frontend.options import Int64, decoded
@@ -60,8 +60,7 @@ def openai_body(embedded: Embedded, *, model: str, class_names: Sequence[str]) -
     data = []
     for index, vector in enumerate(embedded.vectors):
         logits = np.asarray(vector, dtype=np.float32)
-        weights = np.exp(logits - logits.max())
-        probs = (weights / weights.sum()).tolist()
+        probs = softmax(logits).tolist()
         label = class_names[int(logits.argmax())]
         data.append({"index": index, "label": label, "probs": probs, "num_classes": len(probs)})
     return _ENCODER.encode(

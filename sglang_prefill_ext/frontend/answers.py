@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from sglang_prefill_ext.wire.arrays import Float32Array, Int32Array
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.read import Read
+
+_Float = TypeVar("_Float", np.float32, np.float64)
 
 Matrix: TypeAlias = list[list[float]]
 
@@ -160,11 +162,11 @@ def label_rows(values: NDArray[Any], read: Read) -> Matrix:
     return [row.tolist() for row in rows]
 
 
-def softmax(values: NDArray[np.float64], temperature: float = 1.0) -> NDArray[np.float64]:
+def softmax(values: NDArray[_Float], temperature: float = 1.0) -> NDArray[_Float]:
     """The softmax of ``values / temperature`` over the last axis."""
     # Centred before scaling, so that small temperatures do not overflow.
     weights = np.exp((values - values.max(axis=-1, keepdims=True)) / temperature)
-    normalised: NDArray[np.float64] = weights / weights.sum(axis=-1, keepdims=True)
+    normalised: NDArray[_Float] = weights / weights.sum(axis=-1, keepdims=True)
     return normalised
 
 
