@@ -9,7 +9,6 @@ import torch
 
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.forward.executor import PackedExecutor
-from sglang_prefill_ext.forward.graphs.useful import capture_useful
 from sglang_prefill_ext.forward.memory import MemoryModel, free_bytes
 from sglang_prefill_ext.forward.memory_samples import measured_memory
 from sglang_prefill_ext.forward.pace import (
@@ -21,6 +20,7 @@ from sglang_prefill_ext.forward.pace import (
     sampled_tokens,
     tokens_while_launching,
 )
+from sglang_prefill_ext.forward.useful_graphs import capture_useful
 from sglang_prefill_ext.layout.recurrence_plan import carries_states
 from sglang_prefill_ext.scheduling.budget import UNLIMITED, ForwardBudget
 from sglang_prefill_ext.scheduling.graph_room import NO_GRAPHS, GraphCost

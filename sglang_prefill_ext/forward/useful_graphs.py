@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
-from sglang_prefill_ext.forward.graphs.plan import GraphUse, sizes_up_to
+from sglang_prefill_ext.forward.executor import PackedExecutor
+from sglang_prefill_ext.forward.graphs.plan import sizes_up_to
 
 GRAPH_SHARE = 0.25
 """Most of the free memory for graphs, unless their size is asked for."""
@@ -13,19 +12,8 @@ FEWER_TOKENS = 4096
 """Tokens of the largest graph if larger ones cannot be captured."""
 
 
-class Capturing(Protocol):
-    """What captures graphs: `PackedExecutor`."""
-
-    @property
-    def graph_use(self) -> GraphUse: ...
-
-    def capture_graphs(self, max_tokens: int) -> None: ...
-
-    def forget_graphs(self) -> None: ...
-
-
 def capture_useful(
-    executor: Capturing, most_tokens: int, hidden_tokens: int, free_tokens: float
+    executor: PackedExecutor, most_tokens: int, hidden_tokens: int, free_tokens: float
 ) -> None:
     """Capture graphs of those forwards that take the host longer to launch than the device to run.
 
