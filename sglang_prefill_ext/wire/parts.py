@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TypeAlias
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,7 +19,7 @@ from sglang_prefill_ext.wire.arrays import (
     values_to_bytes,
 )
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
-from sglang_prefill_ext.wire.read import Labels, Read, Vectors
+from sglang_prefill_ext.wire.read import Read, Vectors
 from sglang_prefill_ext.wire.reads import values_per_read
 from sglang_prefill_ext.wire.status import Status
 
@@ -103,7 +104,7 @@ def _read_of(read: Read, numbers: RowNumbers) -> Read:
     if isinstance(read, Vectors) or not len(read.lens):
         return read
     ids = read.ids[_places(bounds_of(read.lens), numbers)]
-    return Labels(ids, read.lens[numbers], read.normalised, read.num_best)
+    return msgspec.structs.replace(read, ids=ids, lens=read.lens[numbers])
 
 
 def _places(starts: NDArray[np.int64], numbers: RowNumbers) -> NDArray[np.int64]:

@@ -134,7 +134,7 @@ class Labels(msgspec.Struct, tag=True, array_like=True, frozen=True, eq=False, g
         places = np.empty_like(by_read)
         places[by_read] = np.arange(len(by_read))
         lens = np.bincount(number_of, weights=self.lens).astype(self.lens.dtype)
-        return Labels(self.ids[by_read], lens, self.normalised), places
+        return msgspec.structs.replace(self, ids=self.ids[by_read], lens=lens), places
 
     def of_width(self, vector: int, state: int) -> Labels:
         """See `Vectors.of_width`; labels have no width."""

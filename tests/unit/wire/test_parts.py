@@ -170,6 +170,21 @@ def test_places_inside_prompts_are_refused() -> None:
         whole_rows(reads)
 
 
+class MoreThanLabels(Labels, tag=True, array_like=True, frozen=True, eq=False, gc=False):
+    """What somebody may add to `Labels`."""
+
+    more: int = 0
+
+
+def test_rows_that_are_taken_or_merged_keep_every_other_field_of_their_read() -> None:
+    ones = int_array([1, 1])
+    read = MoreThanLabels(int_array([7, 8]), ones, normalised=False, more=3)
+    rows = PackedRows(int_array([5, 5]), 0, ones, read)
+    for kept in (take_rows(rows, np.array([1])), distinct_rows(rows)[0]):
+        assert isinstance(kept.read, MoreThanLabels)
+        assert (kept.num_rows, kept.read.normalised, kept.read.more) == (1, False, 3)
+
+
 # One or two tokens of a tiny vocabulary, so that rows repeat.
 REPEATING = plain_requests(max_prefix=3, max_suffix=2, max_rows=8).map(
     lambda request: replace(
