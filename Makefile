@@ -61,8 +61,8 @@ test-gpu: setup
 	$(PYTEST) -n $(COMPILERS) tests/kernels
 
 bench-gpu: setup
-	for kernel in merge_state label_readout shared_prefix_attention causal_conv expert_blocks; do \
-	  $(BIN)/python -m bench.kernels.bench_$$kernel || exit 1; done
+	for bench in $(sort $(notdir $(basename $(wildcard bench/kernels/bench_*.py)))); do \
+	  $(BIN)/python -m bench.kernels.$$bench || exit 1; done
 
 demo: setup
 	$(BIN)/sglang-prefill demo
