@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,6 +38,9 @@ from sglang_prefill_ext.wire.stock_reason import StockReason
 
 _DOUBLES = np.dtype("<f8")
 
+_EARLY_MS = 50.0
+"""A call counts as late if it is cancelled so shortly before its deadline, as clocks differ."""
+
 
 async def score(
     session: Session, request: pb.ScoreRequest, options: CallOptions
@@ -46,7 +51,7 @@ async def score(
         PrefillExtError: it is wrong, or ended badly.
     """
     try:
-        with counted(session.path.metrics):
+        with counted(session.path.metrics, options.scheduling.deadline_ms):
             call = score_call(request)
             session.scoring.check_limits(call)
             call = with_overrides(call, request)
@@ -122,7 +127,7 @@ async def _vectors(
         dimensions: leading numbers of each vector; 0 for all.
     """
     try:
-        with counted(session.path.metrics):
+        with counted(session.path.metrics, options.scheduling.deadline_ms):
             prompts = prompts_of(request.prompts)
             session.embedding.check_limits(len(prompts), field="prompts")
             if reason := _unpacked(session, options, dimensions):
@@ -174,10 +179,18 @@ async def _token_ids(session: Session, prompts: list[str] | FlatRows) -> list[In
 
 
 @contextmanager
-def counted(metrics: FrontendMetrics) -> Iterator[None]:
-    """Count the error of a packed call inside, if it raises one."""
+def counted(metrics: FrontendMetrics, deadline_ms: float | None = None) -> Iterator[None]:
+    """Count the error of a packed call inside; or that gRPC cancels it, as its client has left.
+
+    Args:
+        deadline_ms: of the client, Unix time in ms; then gRPC cancels the call, too.
+    """
     try:
         yield
+    except asyncio.CancelledError:
+        is_late = deadline_ms is not None and time.time() * 1e3 > deadline_ms - _EARLY_MS
+        metrics.record_error("expired" if is_late else "aborted")
+        raise
     except PrefillExtError as error:
         metrics.record_error(end_by(error).counted)
         raise

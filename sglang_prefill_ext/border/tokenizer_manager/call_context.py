@@ -186,6 +186,9 @@ def counted(metrics: FrontendMetrics, context: CallContext, *, requests: int = 1
         raise with_status(error, context) from error
     except LEFT_TO_SGLANG:
         raise
+    except asyncio.CancelledError:  # by a program, or where the client's end cancels its call
+        metrics.record_error("aborted", requests)
+        raise
     except Exception as error:
         logger.exception("Prefill-only serving: a request could not be answered")
         metrics.record_error("failed", requests)

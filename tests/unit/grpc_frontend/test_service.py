@@ -240,6 +240,9 @@ async def test_a_call_that_is_cancelled_or_late_leaves_nothing_behind(path: Path
                 await stub_of(channel).Score(id_request([1], [[2]]), timeout=0.2)
             assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         await until(lambda: len(engine.link.aborted) == len(engine.link.sent))
+        await until(lambda: engine.metrics.requests["aborted"] == 1)
+        await until(lambda: engine.metrics.requests["expired"] > 0)
+        assert {*+engine.metrics.requests} == {"aborted", "expired"}
     assert engine.link.options[0].deadline_ms is None
     assert engine.link.options[1].deadline_ms is not None
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -89,9 +90,10 @@ def test_an_error_that_nobody_expected_is_not_the_clients(
         (UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed"), {}),
         (StockPathTaken(StockReason.UNUSUAL_INPUT), {}),
         (HTTPException(404), {}),
+        (asyncio.CancelledError(), {"aborted": 1}),
     ],
 )
-def test_other_errors_are_what_they_were(error: Exception, counts: dict[str, int]) -> None:
+def test_other_errors_are_what_they_were(error: BaseException, counts: dict[str, int]) -> None:
     metrics = FrontendMetrics(None)
     with pytest.raises(type(error)) as raised, counted(metrics, CallContext(None)):
         raise error
