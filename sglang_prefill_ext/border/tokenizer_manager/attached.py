@@ -42,7 +42,7 @@ from sglang_prefill_ext.texts.libraries import PROBES
 from sglang_prefill_ext.wire.checks import wrong
 from sglang_prefill_ext.wire.flat import unpacked
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
-from sglang_prefill_ext.wire.status import Status
+from sglang_prefill_ext.wire.status import STOCK_ENDS, Status, end_with
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
 
@@ -126,6 +126,8 @@ class AttachableEngine:
                 record.served = served_rows(rows, result)
             elif result.status is Status.DECLINED:
                 exchange.declined_reason = StockReason(result.message)  # told by `facts`
+            elif result.status not in STOCK_ENDS:
+                record.error = end_with(result.status).error_of(result.message)
         return result
 
     def _require_fitting(self, rows: PackedRows) -> None:

@@ -55,6 +55,7 @@ class CallRecord:
     Attributes:
         times: SGLang's time stamps of the call.
         served: counts and times of the answer; set by whoever has answered the call.
+        error: how it ended badly, if that is not raised.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class CallRecord:
             out_list=[], finished=False, event=asyncio.Event(), obj=call, time_stats=self.times
         )
         self.served: Served | None = None
+        self.error: Exception | None = None
 
     async def is_disconnected(self) -> bool:
         """Whether the client has left, or SGLang was asked to abort the call by its name."""
@@ -185,9 +187,12 @@ class CallRecords:
         records.update(dict.fromkeys(own, record.state))
         try:
             yield record
-            if record.served is not None:
-                self._end(record, None)
+            if record.served is not None or record.error is not None:
+                self._end(record, record.error)
         except LEFT_TO_SGLANG:
+            raise
+        except asyncio.CancelledError:  # by who asked in the client's place
+            self._end(record, RequestAbortedError("The call was cancelled."))
             raise
         except Exception as error:
             self._end(record, error)

@@ -14,7 +14,7 @@ import torch
 from sglang_prefill_ext.attach import messages
 from sglang_prefill_ext.attach.messages import StockAnswer, StockError, StockScore, StockVectors
 from sglang_prefill_ext.border.tokenizer_manager import attached
-from sglang_prefill_ext.errors import PackingError, RequestError
+from sglang_prefill_ext.errors import PackedForwardError, PackingError, RequestError
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.texts.libraries import PROBES
 from sglang_prefill_ext.wire.arrays import int_array
@@ -90,7 +90,9 @@ async def test_rows_that_have_their_adapter_do_not_wait_in_a_pause() -> None:
     """SGLang unloads adapters in a pause, too, and waits until no request has them."""
     engine, link = attachable(), StubLink()
     engine._path = path_of(link, vocab_size=100, label_vocab_size=90)
-    engine._server = SimpleNamespace(records=SimpleNamespace(keeping=lambda *_: nullcontext()))
+    record = SimpleNamespace(error=None)
+    records = SimpleNamespace(keeping=lambda *_: nullcontext(record))
+    engine._server = SimpleNamespace(records=records)
     answer_at_once(link, engine._path.exchange, lambda _: stub_answer("failed"))
 
     async def begin_a_pause(request: Any) -> None:
@@ -106,6 +108,7 @@ async def test_rows_that_have_their_adapter_do_not_wait_in_a_pause() -> None:
     async with asyncio.timeout(10), engine.adapter("name", RequestOptions()) as adapter:
         rows = replace(_rows([5, 6], [4]), adapter=adapter)
         assert (await engine.serve_rows(rows, RequestOptions())).status is Status.FAILED
+    assert isinstance(record.error, PackedForwardError)  # for logs
     assert link.admitted == 0
 
 

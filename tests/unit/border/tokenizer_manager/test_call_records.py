@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -145,6 +146,24 @@ async def test_a_call_that_ends_badly_is_shown_and_counted_only_if_it_was_aborte
     assert len(manager.seen) == 3
     aborted = {"num_aborted_requests_total": 5} if kind is RequestAbortedError else {}
     assert samples(registry) == aborted
+
+
+async def test_a_call_that_is_cancelled_is_shown_and_counted_as_aborted(
+    manager: Manager, registry: CollectorRegistry
+) -> None:
+    with pytest.raises(asyncio.CancelledError), CallRecords(manager).keeping(REQUEST, 5, contents):
+        raise asyncio.CancelledError
+    assert [meta["finish_reason"]["type"] for _, _, meta in manager.seen] == ["abort"] * 3
+    assert samples(registry) == {"num_aborted_requests_total": 5}
+
+
+async def test_an_error_that_is_not_raised_is_shown(
+    manager: Manager, registry: CollectorRegistry
+) -> None:
+    with CallRecords(manager).keeping(REQUEST, 5, contents) as record:
+        record.error = ServerBusyError("too much")
+    assert [meta["finish_reason"]["message"] for _, _, meta in manager.seen] == ["too much"] * 3
+    assert samples(registry) == {}
 
 
 @pytest.mark.parametrize(
