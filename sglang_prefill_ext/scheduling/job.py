@@ -52,7 +52,7 @@ class Job:
         held: of a divided job, the transaction of its prefix, from its first forward on.
         values: of the forwards that have completed, in order.
         forwards, tokens_computed, tokens_cached: totals so far; cached tokens are those that the
-            prefix cache had when a forward was launched.
+            prefix cache had when a forward of this attempt was launched.
     """
 
     rid: str
@@ -104,6 +104,7 @@ class Job:
         """Forget the results of the job's earlier forwards; the caller has ended `held`."""
         self.next_piece = 0
         self.attempt += 1
+        self.tokens_cached = 0
         self.values.clear()
 
     @property

@@ -64,11 +64,11 @@ def test_prefixes_are_equal_by_tokens_and_adapter() -> None:
 
 def test_a_restart_forgets_all_but_what_was_spent() -> None:
     job = job_of(request([1, 2, 3], [4], [5]), budget=4)
-    job.next_piece, job.tokens_computed, job.forwards = 1, 4, 1
+    job.next_piece, job.tokens_computed, job.forwards, job.tokens_cached = 1, 4, 1, 2
     job.values.append(np.zeros(1, dtype=np.float32))
     job.restart()
     assert (job.next_piece, job.values, job.attempt) == (0, [], 1)
-    assert (job.tokens_computed, job.forwards) == (4, 1)
+    assert (job.tokens_computed, job.forwards, job.tokens_cached) == (4, 1, 0)
 
 
 def test_the_answer_joins_the_pieces_and_repeats_what_was_left_out() -> None:
