@@ -33,6 +33,9 @@ _LONGEST_WAIT_S = 60.0
 """Longest time between two hellos to an engine that refuses this front end, or that it cannot
 serve. The time doubles with every failure."""
 
+_LINGER_MS = 200
+"""How long the last message to the engine may take to leave, in ms."""
+
 _GOING_DOWN = "The engine is going down. Try again when it is back."
 
 
@@ -98,10 +101,12 @@ class EngineConnection:
             yield
         finally:
             beating.cancel()
+            if self._session is not None:
+                self._tell_counts(self._session)
             self._close("This front end is going down. Try again elsewhere.")
             socket.disable_monitor()
             monitor.close(linger_ms=0)
-            self._mailbox.close(linger_ms=0)
+            self._mailbox.close(_LINGER_MS)
 
     def _watch(self, parts: list[bytes]) -> None:
         event = parse_monitor_message(parts)["event"]
@@ -159,10 +164,13 @@ class EngineConnection:
         """Show that this front end lives; say hello again where the engine forgot it."""
         while True:
             await asyncio.sleep(messages.BEAT_S)
-            if (session := self._session) is not None:
-                self._send(messages.Beat(session.in_flight, *self._metrics.take(), session.encoder))
+            if self._session is not None:
+                self._tell_counts(self._session)
             elif self._connected and time.monotonic() >= self._hello_s:
                 self._say_hello()
+
+    def _tell_counts(self, session: Session) -> None:
+        self._send(messages.Beat(session.in_flight, *self._metrics.take(), session.encoder))
 
     def _send_rows(self, rid: str, rows: PackedRows, options: RequestOptions) -> None:
         self._send(messages.Rows(rid, to_bytes(rows), options))

@@ -690,6 +690,16 @@ async def test_what_a_front_end_counts_is_counted_by_the_engine(
     }
 
 
+async def test_what_a_front_end_has_counted_last_is_counted_when_it_ends(path: Path) -> None:
+    engine, metrics = StubEngine(), FrontendMetrics()
+    async with Broker(engine, path).running():
+        connection = EngineConnection(path, metrics, StubCollector())
+        async with connection.running():
+            assert await connection.wait_attached(60)
+            metrics.record_packed()
+        await until(lambda: engine.metrics.requests == {"packed": 1})
+
+
 async def test_the_engine_shows_what_its_front_ends_do(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
