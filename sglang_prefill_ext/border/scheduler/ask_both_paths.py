@@ -118,6 +118,7 @@ def _tolerance(runner: Any, model: SglangModel, noise: float) -> Tolerance:
         vectors=model.vector_width > 0,
         tf32=model.device.type == "cuda",
         noise=noise,
+        depth=runner.model_config.num_hidden_layers,
     )
 
 

@@ -172,6 +172,26 @@ def test_a_noisy_model_is_compared_with_its_own_noise(noise: float, usual: float
     assert tolerance == (usual, 1.0)
 
 
+@pytest.mark.parametrize(("depth", "usual"), [(2, 0.25), (16, 0.25), (64, 0.5), (400, 1.0)])
+def test_rounding_grows_with_the_layers(depth: int, usual: float) -> None:
+    kind: dict[str, Any] = {"quantised": False, "vectors": False, "depth": depth}
+    assert tolerance_of("bfloat16", **kind) == (usual, 1.0)
+    assert tolerance_of("float32", **kind | {"quantised": True}) == (usual, 1.0)
+    assert tolerance_of("float32", **kind) == (1e-4, 1e-4)
+    assert tolerance_of("bfloat16", **kind | {"vectors": True}) == (0.1, 0.4)
+
+
+DEEP = 48
+SEEN_IN_DEEP = (0.3565, 0.2527, 0.1924, 0.1876, 0.1034, 0.1002, 0.0254, 0.0)
+"""Largest difference of each known prompt, of a sound random model of `DEEP` layers in bfloat16."""
+
+
+def test_a_deep_model_in_half_precision_is_served() -> None:
+    tolerance = tolerance_of("bfloat16", quantised=False, vectors=False, depth=DEEP)
+    prompts, medians = ((0, 1),) * PROMPTS, (0.0967,) * PROMPTS
+    assert AnswerCheck(prompts, SEEN_IN_DEEP, medians, tolerance, 0.1).same
+
+
 # Half precision: the last logits of a random model, and what may happen to them
 
 PROMPTS = 8
