@@ -29,6 +29,9 @@ from sglang_prefill_ext.wire.status import Status
 MOST_TOKENS = 400
 """Tokens of all requests together; fewer if a forward or a prompt may not be so long."""
 
+LONGEST_WINDOW = 1024
+"""Windows of more tokens are not exceeded: prompts of twice their length would take too long."""
+
 LABELS = 16
 
 _SEED = 20
@@ -39,7 +42,7 @@ _SHAPES = ((47, (1, 5, 30)), (0, (1, 7, 69)), (211, (2, 27)))
 
 
 def known_requests(
-    *, vocab_size: int, vector_width: int, longest_prompt: int, max_tokens: int
+    *, vocab_size: int, vector_width: int, longest_prompt: int, max_tokens: int, window: int = 0
 ) -> list[PackedRows]:
     """Return requests with long and short rows (down to one token), with and without a prefix.
 
@@ -48,16 +51,20 @@ def known_requests(
         vector_width: of the model's vectors; 0 if labels are read.
         longest_prompt: most tokens of a prompt, >= 1.
         max_tokens: most tokens of one forward; all requests together have at most three quarters of
-            it, as far as every row can keep one token.
+            it, as far as every row can keep one token and `window` asks for no more.
+        window: how far a layer sees, in tokens; 0 for no limit. The prefix of the last request goes
+            beyond it by as much again, or as far as `longest_prompt` and `max_tokens` allow.
     """
     tokens = max(1, min(MOST_TOKENS, 3 * max_tokens // 4, 3 * longest_prompt // 2))
     labels = np.unique(np.linspace(0, vocab_size - 1, LABELS).astype(np.int32))
     read = Vectors(vector_width) if vector_width else Labels(labels)
     random = np.random.default_rng(_SEED)
     requests = []
-    for most_prefix, most_suffixes in _SHAPES:
+    for number, (most_prefix, most_suffixes) in enumerate(_SHAPES, start=1):
         prefix = most_prefix * tokens // MOST_TOKENS
         suffixes = [max(1, most * tokens // MOST_TOKENS) for most in most_suffixes]
+        if window and number == len(_SHAPES):
+            prefix = max(prefix, min(2 * window, max_tokens, longest_prompt - max(suffixes)))
         ids = random.integers(vocab_size, size=prefix + sum(suffixes), dtype=np.int32)
         requests.append(PackedRows(ids, prefix, int_array(suffixes), read))
     return requests

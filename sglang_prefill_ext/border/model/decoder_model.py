@@ -82,6 +82,8 @@ class SglangModel:
         self.pool: KVPool = plain_pool(runner, heads[last.layer_id]) or own
         self.vocab_size: int = runner.model_config.vocab_size
         self.longest_prompt: int | None = longest_packed(runner.model_config)
+        self.window: int = max(0, *(layer.sliding_window_size or 0 for layer in layers))
+        """The longest window of a layer, in tokens; 0 if no layer has one."""
         self.vector_width = self.state_width = 0
         self.unit_length = False
         self._some_zeros = torch.zeros(0, dtype=torch.int64, device=self.device)

@@ -30,6 +30,7 @@ from sglang_prefill_ext.startup.answer_check import (
     tolerance_of,
 )
 from sglang_prefill_ext.startup.known_answers import (
+    LONGEST_WINDOW,
     known_requests,
     lengths_of,
     packed_answers,
@@ -69,6 +70,7 @@ def compare_paths(
             longest, scheduler.chunked_prefill_size or longest, model.longest_prompt or longest
         ),
         max_tokens=budget.max_tokens,
+        window=_window(scheduler, model, slots),
     )
     prompts, noise = lengths_of(requests), 0.0
     try:
@@ -111,6 +113,16 @@ def report(check: AnswerCheck) -> None:
     )
 
 
+def _window(scheduler: Any, model: SglangModel, slots: PrefixCache) -> int:
+    """Return the window that known prompts have to exceed; 0 if there is none.
+
+    On a CPU they would take too long. Prompts of over twice its length must fit into both pools.
+    """
+    room = min(slots.capacity, scheduler.token_to_kv_pool_allocator.available_size())
+    most = min(LONGEST_WINDOW, room // 3) if model.device.type == "cuda" else 0
+    return model.window if model.window <= most else 0
+
+
 def _tolerance(runner: Any, model: SglangModel, noise: float) -> Tolerance:
     return tolerance_of(
         str(model.dtype).removeprefix("torch."),
@@ -136,8 +148,10 @@ def _noise(scheduler: Any, model: SglangModel, requests: list[PackedRows], alone
 
 
 def _of_one_batch(scheduler: Any, prompts: list[Int32Array]) -> list[Int32Array]:
-    """The first prompts, as many as SGLang's pools have room for; each may waste part of a page."""
+    """The first prompts, as many as SGLang's pools have room for, each of which may waste part of a
+    page, and as SGLang computes at once."""
     slots = scheduler.token_to_kv_pool_allocator.available_size()
+    slots = min(slots, scheduler.chunked_prefill_size or slots)
     page = scheduler.token_to_kv_pool_allocator.page_size
     needed = np.cumsum([len(prompt) + page for prompt in prompts])
     room = min(scheduler.req_to_token_pool.available_size(), int((needed <= slots).sum()))

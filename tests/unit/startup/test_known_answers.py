@@ -76,6 +76,31 @@ def test_prompts_are_of_every_kind(max_tokens: int, most: int) -> None:
     assert any(own == 1 for prefix, own in lengths_of(requests) if prefix)
 
 
+def test_a_held_prefix_goes_beyond_the_window() -> None:
+    window = 512
+    requests, slots, executor = known(window=window), MemoryCache(keeps=False), Echo()
+    assert [each.tolist() for rows in requests[:-1] for each in prompts_of(rows)] == [
+        each.tolist() for rows in known()[:-1] for each in prompts_of(rows)
+    ]
+    assert lengths_of(requests)[-2:] == ((2 * window, 2), (2 * window, 27))
+    packed_answers(executor, requests, ForwardBudget(4_000), slots)
+    shared, *divided = executor.plans
+    assert len(shared.layout.groups) == 2
+    assert [group.held > window for plan in divided for group in plan.layout.groups] == [
+        False,
+        True,
+    ]
+
+
+@given(st.integers(0, 4_096), sizes, sizes)
+def test_prompts_beyond_a_window_keep_every_limit(
+    window: int, longest_prompt: int, max_tokens: int
+) -> None:
+    requests = known(window=window, longest_prompt=longest_prompt, max_tokens=max_tokens)
+    assert max(len(each) for rows in requests for each in prompts_of(rows)) <= longest_prompt
+    assert all(rows.prefix_len <= max_tokens for rows in requests)
+
+
 def test_labels_are_spread_over_the_vocabulary() -> None:
     (labels, *others) = (rows.read.ids.tolist() for rows in known(vocab_size=8_000))
     assert others == [labels, labels]

@@ -58,3 +58,38 @@ def test_a_gpu_may_multiply_float32_in_tf32(device: str, usual: float, width: in
     assert ask_both_paths._tolerance(runner, model, 0.0).usual >= 0.1
     if not width:  # of so many layers
         assert ask_both_paths._tolerance(runner, model, 0.0).usual > 0.5
+
+
+@pytest.mark.parametrize(
+    ("device", "window", "held", "free", "exceeded"),
+    [
+        ("cuda", 512, 4_096, 4_096, 512),
+        ("cuda", 0, 4_096, 4_096, 0),
+        ("cuda", 4_096, 1 << 20, 1 << 20, 0),
+        ("cuda", 512, 1_024, 4_096, 0),
+        ("cuda", 512, 4_096, 1_024, 0),
+        ("cpu", 512, 4_096, 4_096, 0),
+    ],
+)
+def test_windows_are_exceeded_where_that_is_cheap_and_possible(
+    device: str, window: int, held: int, free: int, exceeded: int
+) -> None:
+    model: Any = SimpleNamespace(window=window, device=torch.device(device))
+    slots: Any = SimpleNamespace(capacity=held)
+    allocator = SimpleNamespace(available_size=lambda: free)
+    scheduler = SimpleNamespace(token_to_kv_pool_allocator=allocator)
+    assert ask_both_paths._window(scheduler, model, slots) == exceeded
+
+
+@pytest.mark.parametrize(
+    ("free", "at_once", "fit"), [(1_000, None, 3), (30, None, 2), (1_000, 25, 2), (1_000, 3_000, 3)]
+)
+def test_a_batch_is_no_larger_than_sglangs(free: int, at_once: int | None, fit: int) -> None:
+    allocator = SimpleNamespace(available_size=lambda: free, page_size=1)
+    scheduler = SimpleNamespace(
+        token_to_kv_pool_allocator=allocator,
+        req_to_token_pool=SimpleNamespace(available_size=lambda: 16),
+        chunked_prefill_size=at_once,
+    )
+    prompts = [int_array([0] * length) for length in (10, 10, 40)]
+    assert len(ask_both_paths._of_one_batch(scheduler, prompts)) == fit
