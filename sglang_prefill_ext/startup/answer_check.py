@@ -71,6 +71,7 @@ class AnswerCheck:
         medians: the median difference of each prompt.
         tolerance: limits of both.
         seconds: duration of the check.
+        spread: the largest difference between the stock path's answers to two of the prompts.
     """
 
     prompts: tuple[tuple[int, int], ...]
@@ -78,6 +79,13 @@ class AnswerCheck:
     medians: tuple[float, ...]
     tolerance: Tolerance
     seconds: float
+    spread: float = float("inf")
+
+    @property
+    def is_telling(self) -> bool:
+        """Whether answers to different prompts differ by more than the tolerance, so that wrong
+        answers could be told from right ones."""
+        return self.spread > self.tolerance.usual
 
     @property
     def same(self) -> bool:

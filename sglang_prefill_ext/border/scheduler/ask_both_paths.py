@@ -72,7 +72,7 @@ def compare_paths(
         max_tokens=budget.max_tokens,
         window=_window(scheduler, model, slots),
     )
-    prompts, noise = lengths_of(requests), 0.0
+    prompts, noise, spread = lengths_of(requests), 0.0, math.inf
     try:
         stock = _joined(
             [
@@ -82,6 +82,7 @@ def compare_paths(
             ]
         )
         noise = _noise(scheduler, model, requests, stock)
+        spread = float(gaps(stock, np.roll(stock, 1, axis=0), vectors=vectors).max())
         packed = _joined(packed_answers(executor, requests, budget, slots, ranks.require_usable))
         apart = gaps(stock, packed, vectors=vectors)
     except Exception as error:
@@ -96,6 +97,7 @@ def compare_paths(
         tuple(agreed[len(prompts) :]),
         _tolerance(runner, model, noise),
         time.perf_counter() - begin_s,
+        spread,
     )
 
 
@@ -103,6 +105,12 @@ def report(check: AnswerCheck) -> None:
     """Log the result of the comparison, and so whether packed forwards are used."""
     if check.same:
         logger.info("Prefill-only serving: both paths answer alike: %s", check)
+        if not check.is_telling:
+            logger.warning(
+                "Prefill-only serving: the model answers all known prompts alike, as with "
+                "--load-format dummy, so that wrong packed answers would not be noticed. Once it "
+                "has its weights, compare both paths with `sglang-prefill compare`."
+            )
         return
     logger.error(
         "Prefill-only serving is OFF: packed forwards and SGLang answer known prompts differently "

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from sglang_prefill_ext.border.scheduler import ask_both_paths
+from sglang_prefill_ext.startup.answer_check import AnswerCheck, Tolerance
 from sglang_prefill_ext.wire.arrays import int_array
 
 
@@ -93,3 +94,13 @@ def test_a_batch_is_no_larger_than_sglangs(free: int, at_once: int | None, fit: 
     )
     prompts = [int_array([0] * length) for length in (10, 10, 40)]
     assert len(ask_both_paths._of_one_batch(scheduler, prompts)) == fit
+
+
+@pytest.mark.parametrize(("spread", "warned"), [(1e-5, True), (0.5, False)])
+def test_answers_that_are_all_alike_are_reported(
+    spread: float, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    check = AnswerCheck(((0, 1),), (0.0,), (0.0,), Tolerance(0.25, 1.0), 0.1, spread)
+    ask_both_paths.report(check)
+    found = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert ["sglang-prefill compare" in record.message for record in found] == [True] * warned
