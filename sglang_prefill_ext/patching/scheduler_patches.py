@@ -114,6 +114,14 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         relies_on="self.req_nodes",
         diffs=("0047-replace-all-turns-of-a-session.patch",),
     ),
+    _after(
+        id="P77",
+        target="sglang.srt.session.session_controller.Session.create_req",
+        hook=f"{_HOOKS}.session_turns:leave_session",
+        why="Clients that send turns to a busy streaming session would end the scheduler.",
+        relies_on="self.streaming new_req.set_finish_with_abort",
+        diffs=("0049-refused-turns-leave-their-session.patch",),
+    ),
     _around(
         id="P61",
         target=f"{_TRITON_EXPERTS}._prepare_fused_moe_run",

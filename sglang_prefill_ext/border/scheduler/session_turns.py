@@ -1,4 +1,4 @@
-"""Hook that lets a client replace all turns of a session, which would end SGLang's scheduler."""
+"""Hooks for turns of sessions that would end SGLang's scheduler."""
 
 from __future__ import annotations
 
@@ -22,3 +22,13 @@ class Turns(dict[str, Any]):
 
     def __delitem__(self, name: str) -> None:
         self.pop(name, None)
+
+
+def leave_session(request: Any, session: Any, *_args: Any, **_kwargs: Any) -> None:
+    """AFTER `Session.create_req`: a turn that a streaming session refuses is none of its turns.
+
+    At its end SGLang would take the session for idle, although another turn runs, and two such
+    turns in one batch would both found the session's K/V.
+    """
+    if session.streaming and request.to_finish is not None:
+        request.session = None

@@ -1,4 +1,4 @@
-"""What the shared server does not run: the event loop without overlap, native gRPC, HTTP/2."""
+"""What the shared server does not run: the normal event loop, gRPC, HTTP/2, streaming sessions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ import pytest
 
 from sglang_prefill_ext.process.ports import free_port
 from tests.integration.support import native_grpc
-from tests.integration.support.client import Client, Json, score_body, wait_until
+from tests.integration.support.client import (
+    Client,
+    Json,
+    generate_body,
+    score_body,
+    wait_until,
+)
 from tests.integration.support.generation import assert_generation_is_undisturbed
 from tests.integration.support.own_server import Serving, serving
 from tests.integration.support.parity import (
@@ -37,7 +43,7 @@ def grpc_port() -> int:
 @pytest.fixture(scope="module")
 def running(model_dir: Callable[[str], Path], grpc_port: int) -> Iterator[Serving]:
     flags = ("--enable-prefill-only", "--disable-overlap-schedule", "--enable-http2")
-    flags += ("--grpc-port", str(grpc_port))
+    flags += ("--grpc-port", str(grpc_port), "--enable-streaming-session")
     budget = ("--prefill-only-max-forward-tokens", "1024")
     with serving(model_dir("micro"), "normal_loop", *flags, *budget) as running:
         yield running
@@ -174,4 +180,28 @@ def test_native_grpc_reports_wrong_requests(client: Client, grpc_port: int) -> N
     status, answer = native_grpc.score(f"127.0.0.1:{grpc_port}", body)
     assert status == 400
     assert "8000" in str(answer)
+    assert client.http.get("/health_generate").status_code == 200
+
+
+@pytest.mark.patch("P77")
+def test_turns_of_a_busy_streaming_session_that_end_a_plain_server(client: Client) -> None:
+    opened = client.post("/open_session", {"capacity_of_str_len": 100, "streaming": True}).json()
+
+    def turn(ids: list[int] | list[list[int]], new_tokens: int) -> Json:
+        return generate_body(ids, new_tokens) | {"session_params": {"id": opened}}
+
+    def refusal(ids: list[int] | list[list[int]]) -> str:
+        response = client.post("/generate", turn(ids, 2))
+        assert response.status_code == 400, response.text
+        message: str = response.json()["error"]["message"]
+        return message
+
+    busy = "Streaming session already has an active request."
+    assert refusal([[5], [6]]) == busy
+    wait_until(lambda: client.post("/generate", turn([7], 2)).status_code == 200)
+    with client.http.stream("POST", "/generate", json=turn([8], 4_000) | {"stream": True}) as long:
+        lines = long.iter_lines()  # kept, as the connection would close with it
+        assert next(lines).startswith("data: {")
+        assert [refusal([9]), refusal([9])] == [busy, busy]
+    client.post("/close_session", {"session_id": opened})
     assert client.http.get("/health_generate").status_code == 200

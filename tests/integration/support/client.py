@@ -37,7 +37,7 @@ def score_body(seed: int, prefix: int, suffixes: list[int], **fields: Any) -> Js
     return body | {"return_token_logprobs": True} | fields
 
 
-def generate_body(ids: list[int], new_tokens: int) -> Json:
+def generate_body(ids: list[int] | list[list[int]], new_tokens: int) -> Json:
     """A greedy generation of exactly `new_tokens` tokens."""
     sampling = {"max_new_tokens": new_tokens, "temperature": 0, "ignore_eos": True}
     return {"input_ids": ids, "sampling_params": sampling}
