@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from sglang.srt.managers.io_struct import GenerateReqInput
+from sglang.srt.managers.io_struct import GenerateReqInput, SessionParams
 
 from sglang_prefill_ext.border.model.model_classes import encoder_traits, reads_places
 from sglang_prefill_ext.border.tokenizer_manager.call_context import current_call
@@ -147,7 +147,9 @@ def _check_hidden_states(wanted: Any) -> None:
 
 
 def _check_session(given: dict[str, Any]) -> None:
-    """Refuse parameters of a session that SGLang's scheduler cannot look up, or cut prompts at."""
+    """Refuse parameters of a session that SGLang does not know, look up, or cut prompts at."""
+    for name in given.keys() - set(SessionParams.__struct_fields__):
+        raise wrong(f"session_params.{name}", "is not known; leave it out.")
     for name in ("id", "rid"):
         if isinstance(value := given.get(name), list | dict):
             raise wrong(f"session_params.{name}", f"{value!r:.80} is no text; send one.")

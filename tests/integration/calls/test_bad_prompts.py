@@ -134,9 +134,11 @@ def test_a_list_of_hidden_states_ends_a_plain_server(client: Client, wanted: lis
 
 @pytest.mark.patch("P22")
 @pytest.mark.parametrize(
-    "wrong", [{"id": ["a"]}, {"id": {}}, {"rid": []}, {"offset": "1"}, {"offset": 1.5}], ids=str
+    "wrong",
+    [{"id": ["a"]}, {"id": {}}, {"rid": []}, {"offset": "1"}, {"offset": 1.5}, {"turn": 1}],
+    ids=str,
 )
-def test_session_parameters_that_end_a_plain_server(client: Client, wrong: Json) -> None:
+def test_session_parameters_that_a_plain_server_fails_on(client: Client, wrong: Json) -> None:
     opened = client.post("/open_session", {"capacity_of_str_len": 100}).json()
     body = {"input_ids": [5, 6]} | SAMPLING
     turn = client.post("/generate", body | {"session_params": {"id": opened}}).json()

@@ -385,8 +385,9 @@ def test_rows_that_no_scheduler_can_serve_fail_alone(
             while len(found) < 2:
                 for body in odd.recv_multipart():
                     answer = messages.decode_from_engine(body)
-                    assert isinstance(answer, messages.RowsAnswer)
-                    found[answer.rid] = answer.result.status
+                    if not isinstance(answer, messages.Knock):  # sent every second
+                        assert isinstance(answer, messages.RowsAnswer)
+                        found[answer.rid] = answer.result.status
         assert found == {"bad": "failed", "good": "ok"}
 
 
