@@ -74,7 +74,7 @@ class BatchExchange(Generic[Item]):
         worker: packs large batches.
         size_of: how many tokens and numbers packing an item has to process.
         pack: divides items of a kind into groups, each item into one.
-        admits: every batch waits for its admission here; otherwise callers are admitted already.
+        admits: whether batches of a kind wait for their admission here; else callers are admitted.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class BatchExchange(Generic[Item]):
         *,
         size_of: Callable[[Item], int],
         pack: Callable[[Any, list[Item]], Sequence[PackedGroup]],
-        admits: bool,
+        admits: Callable[[Any], bool],
     ) -> None:
         self._path = path
         self._worker = worker
@@ -121,7 +121,7 @@ class BatchExchange(Generic[Item]):
         kind, options, _ = lane
         deadlines = [each.deadline_ms for each in timed if each.deadline_ms is not None]
         options = replace(options, deadline_ms=max(deadlines, default=None))
-        async with self._path.exchange.admitted(options) if self._admits else nullcontext():
+        async with self._path.exchange.admitted(options) if self._admits(kind) else nullcontext():
             return await self.read(kind, options, [each.item for each in timed])
 
     async def read(

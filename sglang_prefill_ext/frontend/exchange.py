@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from itertools import count
 from typing import Any
 
@@ -98,17 +98,21 @@ class PackedExchange:
             raise EngineUnavailableError(self.closed)
 
     def admitted(
-        self, options: RequestOptions, request: Any = None
+        self, options: RequestOptions, request: Any = None, *, adapter: str = ""
     ) -> AbstractAsyncContextManager[object]:
         """Wait while the engine takes no requests; hold off weight updates while inside.
 
         Args:
             request: of the client, see `SchedulerLink.admission`.
+            adapter: that the call has acquired, for which it was admitted already; then this does
+                nothing.
 
         Raises:
             DeadlineExceededError: upon entry; the deadline of `options` passed first.
             RequestAbortedError: upon entry; the client left first.
         """
+        if adapter:
+            return nullcontext()
         admission = self._link.admission(request)
         if options.deadline_ms is None:
             return admission

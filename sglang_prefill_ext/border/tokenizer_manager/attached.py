@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cached_property, partial
 from importlib.metadata import version
 from typing import Any
@@ -120,7 +120,7 @@ class AttachableEngine:
         exchange = self._path.exchange
         keeping = self._server.records.keeping(None, rows.num_rows, partial(_contents, rows))
         with keeping as record:
-            async with nullcontext() if rows.adapter else exchange.admitted(options):
+            async with exchange.admitted(options, adapter=rows.adapter):
                 result = await exchange.round_trip(rows, options, None)
             if result.status is Status.OK:
                 record.served = served_rows(rows, result)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -78,11 +77,12 @@ class EmbedFrontend:
         self.makes_numbers = path.encoder is not None and path.encoder.makes_numbers
         self._worker = Worker("prefill-only-embed")
         self.encoder = PromptEncoder(path, self._worker)
-
-        def batches(*, admits: bool) -> BatchExchange[Int32Array]:
-            return BatchExchange(path, self._worker, size_of=len, pack=self._pack, admits=admits)
-
-        self._batches, self._admitted = batches(admits=True), batches(admits=False)
+        self._batches: BatchExchange[Int32Array] = BatchExchange(
+            *(path, self._worker),
+            size_of=len,
+            pack=self._pack,
+            admits=lambda kind: not kind.adapter,
+        )
 
     def check_limits(self, num_prompts: int, *, field: str) -> None:
         """Refuse too many prompts, on either path.
@@ -161,15 +161,14 @@ class EmbedFrontend:
         if places is None:
             self.path.exchange.require_fitting(max(map(len, prompts)))
             kind = _Kind(width, _Overridden(overrides) if len(overrides) else _NONE, adapter)
-            batches = self._admitted if adapter else self._batches
-            found = await batches.ask(kind, options, prompts, request)
+            found = await self._batches.ask(kind, options, prompts, request)
         else:  # one packed request, like a scoring call, and large enough to share no batch
             lens = list(map(len, places))
             numbers = sum(lens) * self.path.embeddings.width
             check_memory(self.path.config, numbers=numbers, field="token_indices_to_pool")
             args = (prompts, places, width, overrides, adapter)
             exchange = self.path.exchange
-            async with nullcontext() if adapter else exchange.admitted(options, request):
+            async with exchange.admitted(options, request, adapter=adapter):
                 rows = await self._worker.run(pack_read_places, *args)
                 answer = await exchange.ask(rows, options, request)
             self.path.metrics.record_work(rows, answer)

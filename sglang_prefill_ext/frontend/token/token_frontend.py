@@ -29,7 +29,7 @@ class TokenFrontend:
             Worker("prefill-only-tokens"),
             size_of=lambda call: len(call.ids) + call.num_values,
             pack=lambda kind, calls: pack_calls(calls, kind, path.exchange.earlier(path.prefixes)),
-            admits=False,
+            admits=lambda _: False,
         )
 
     def call_of(self, request: TokenRequest, stop_tokens: Collection[int]) -> TokenCall:

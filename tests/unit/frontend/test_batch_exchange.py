@@ -48,7 +48,7 @@ class Setup:
         path = path_of(self.link, PrefillOnlyConfig(gather_rows=4, **limits), max_row_tokens=100)
         self.exchange = path.exchange
         self.batches: BatchExchange[int] = BatchExchange(
-            path, Worker("test"), size_of=lambda _: 1, pack=groups_of, admits=False
+            path, Worker("test"), size_of=lambda _: 1, pack=groups_of, admits=lambda _: False
         )
         self.held: list[tuple[str, PackedRows]] = []
         self.hold_single = False
