@@ -130,7 +130,8 @@ class Attempts:
                     running, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED
                 )
                 ended = [(running.pop(task), task) for task in done]
-                for answer, load in [(self._ended(part, *each), each[0].load) for each in ended]:
+                answers = [(each.load, self._ended(part, each, task)) for each, task in ended]
+                for load, answer in answers:
                     if answer.result.status not in _AGAIN:
                         answered = True
                         return answer

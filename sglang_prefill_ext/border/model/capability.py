@@ -45,9 +45,11 @@ def declined_reason(scheduler: Any) -> StockReason | None:
         return StockReason.LONG_ROPE
     if runner.model_config.use_ngram_embedding:  # looks up tokens with those before them
         return StockReason.MODEL_ARCHITECTURE
-    if _stores_by_a_kernel_of_its_own(runner) or _attends_to_some_keys(runner.model):
-        return StockReason.ATTENTION_VARIANT
-    if _has_layers_without_attention(runner.model):
+    if (
+        _stores_by_a_kernel_of_its_own(runner)
+        or _attends_to_some_keys(runner.model)
+        or _has_layers_without_attention(runner.model)
+    ):
         return StockReason.ATTENTION_VARIANT
     return next(_attention_reasons(runner.model), None)
 

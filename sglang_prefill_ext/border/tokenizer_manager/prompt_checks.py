@@ -148,7 +148,7 @@ def _check_hidden_states(wanted: Any) -> None:
 
 def _check_session(given: dict[str, Any]) -> None:
     """Refuse parameters of a session that SGLang does not know, look up, or cut prompts at."""
-    for name in given.keys() - set(SessionParams.__struct_fields__):
+    for name in given.keys() - SessionParams.__struct_fields__:
         raise wrong(f"session_params.{name}", "is not known; leave it out.")
     for name in ("id", "rid"):
         if isinstance(value := given.get(name), list | dict):
