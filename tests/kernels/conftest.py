@@ -8,9 +8,11 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 # cuBLAS, which references on CUDA use, is deterministic only with a workspace of fixed size.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -56,3 +58,19 @@ def _fresh_tensors_hold_nan() -> Iterator[None]:
     assert torch.empty(1).isnan().all()
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _moved_tensors_are_copies() -> Iterator[None]:
+    """In the interpreter too, a tensor moved to the device is a copy, without gaps; see `on`."""
+    move, changes = Tensor.to, pytest.MonkeyPatch()
+
+    def moved(tensor: Tensor, *where: Any, **options: Any) -> Tensor:
+        made = move(tensor, *where, **options)
+        is_here = made is tensor and bool(where) and isinstance(where[0], torch.device)
+        return made.clone() if is_here else made
+
+    if INTERPRETED:
+        changes.setattr(Tensor, "to", moved)
+    yield
+    changes.undo()

@@ -12,6 +12,8 @@ from prefill_kernels.causal_conv.reference import causal_conv_reference
 from prefill_kernels.errors import KernelArgumentError
 from torch import Tensor
 
+from tests.kernels.devices import on
+
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
 
@@ -121,7 +123,7 @@ def test_impossible_arguments_are_named_also_behind_possible_ones(
     case = Case(3, 12, 4, device)
     causal_conv(case.x, case.held, case.taps, case.weight, case.bias, sizes=[12])
     given = {**vars(case), "sizes": [12]} | {
-        key: value.to(device) if isinstance(value, Tensor) else value
+        key: on(device, value) if isinstance(value, Tensor) else value
         for key, value in changes.items()
     }
     taps = Taps(given["order"], given["previous"])
