@@ -157,7 +157,8 @@ def of_fixed_size(plan: KernelPlan, most_groups: int) -> KernelPlan:
     windows = tokens // (SPAN_BLOCKS * plan.block_tokens) + 2 * most_groups
     missing = tokens // plan.block_tokens + windows - len(plan.tiles)
     assert missing >= 0, "choose a larger graph"
-    return replace(plan, tiles=np.pad(plan.tiles, ((0, missing), (0, 0))))
+    idle = np.zeros((missing, plan.tiles.shape[1]), dtype=np.int32)
+    return replace(plan, tiles=np.concatenate([plan.tiles, idle]))
 
 
 def _cut(
