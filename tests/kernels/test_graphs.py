@@ -19,6 +19,7 @@ from sglang_prefill_ext.forward.device import require_usable
 from sglang_prefill_ext.forward.executor import PackedExecutor
 from sglang_prefill_ext.forward.graphs import replay as graphs_module
 from sglang_prefill_ext.forward.graphs.capture import Capture, Work
+from sglang_prefill_ext.forward.graphs.forward_graph import ForwardGraph
 from sglang_prefill_ext.forward.graphs.plan import GraphUse
 from sglang_prefill_ext.forward.graphs.replay import PackedGraphs
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
@@ -243,6 +244,10 @@ def captures_one(_device: torch.device) -> Capture:
     return capture
 
 
+def exhausted(*_args: object) -> Tensor:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
 def replays_once(work: Work) -> Work:
     """A `Capture` of graphs whose second replay fails."""
     runs = []
@@ -287,6 +292,20 @@ def test_a_replay_that_fails_is_the_last_one_and_forwards_run(
     assert line.endswith(
         "because a replay failed: RuntimeError: CUDA error: an illegal instruction"
     )
+
+
+def test_memory_that_is_short_for_one_replay_stops_no_later_one(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = executor_with_graphs(DeviceModel(device), AttentionWay.FUSED)
+    forward = FORWARDS["rows_behind_a_prefix"]
+    wanted = answer(executor, forward)
+    with monkeypatch.context() as changes:
+        changes.setattr(ForwardGraph, "run", exhausted)
+        with pytest.raises(torch.OutOfMemoryError):
+            answer(executor, forward)
+    np.testing.assert_allclose(answer(executor, forward), wanted, rtol=0, atol=1e-5)
+    assert executor.graph_use.forwards == {"graph": 2}
 
 
 def test_a_capture_that_fails_on_one_of_several_ranks_raises(

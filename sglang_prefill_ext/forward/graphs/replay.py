@@ -92,7 +92,8 @@ class PackedGraphs:
             The output of `Model.prepare` at the reads; None: run the forward eagerly.
 
         Raises:
-            OneRankError: the replay failed, and there are other ranks.
+            OutOfMemoryError: there is no memory for slots or a copy of the result.
+            OneRankError: the replay failed otherwise, and there are other ranks.
         """
         reason, graph = ("counted", None) if counted else self._choice(plan)
         hidden = None
@@ -101,6 +102,8 @@ class PackedGraphs:
                 if self._slots is not None:
                     self._slots.bring(plan)
                 hidden = graph.run(plan)
+            except torch.OutOfMemoryError:
+                raise  # memory was short beside the graphs, which need none: others may be replayed
             except Exception as failure:
                 reason = NO_GRAPHS
                 self._failed("a replay", failure)
