@@ -35,7 +35,7 @@ from sglang_prefill_ext.wire.arrays import (
     overrides_from_bytes,
     values_from_bytes,
 )
-from sglang_prefill_ext.wire.read import Read
+from sglang_prefill_ext.wire.read import Read, require_made
 from sglang_prefill_ext.wire.sampling import Sampling
 from sglang_prefill_ext.wire.status import Status
 
@@ -135,7 +135,8 @@ def rows_from_bytes(data: bytes, widths: tuple[int, int] | None = None) -> Packe
         widths: of the model's vectors and of its hidden states, for `Vectors.of_width`.
 
     Raises:
-        PackingError: the bytes are something else, or contradict each other.
+        PackingError: the bytes are something else, or contradict each other; or the model does not
+            make what is read.
     """
     try:
         values = _decode(data)
@@ -144,6 +145,7 @@ def rows_from_bytes(data: bytes, widths: tuple[int, int] | None = None) -> Packe
     tokens, prefix_len, suffix_lens, read, read_lens, prefix_reads, overrides, adapter = values
     if widths is not None:
         read = read.of_width(*widths)
+        require_made(read, sum(widths))
     return PackedRows(
         *(tokens, prefix_len, suffix_lens, read, read_lens, prefix_reads),
         overrides=overrides_from_bytes(*overrides),

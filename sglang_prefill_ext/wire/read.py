@@ -195,5 +195,20 @@ class Vectors(msgspec.Struct, tag=True, array_like=True, frozen=True, eq=False, 
 Read: TypeAlias = Labels | Vectors
 
 
+def require_made(read: Read, width: int) -> None:
+    """Check that a model makes what is read; else it would break a forward with others' rows.
+
+    Args:
+        width: of the model's vectors with their states; 0 if it makes labels' logits.
+
+    Raises:
+        PackingError: it does not.
+    """
+    made = 0 < read.width <= width if isinstance(read, Vectors) else not width
+    if not made:
+        what = f"vectors of {width} numbers at most" if width else "no vectors"
+        raise PackingError(f"packed rows ask for what the model does not make; it makes {what}")
+
+
 def _places(number_of: NDArray[np.int64], each: int) -> NDArray[np.int64]:
     return (number_of[:, None] * each + np.arange(each)).ravel()

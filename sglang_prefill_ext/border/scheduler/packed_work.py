@@ -36,7 +36,7 @@ class RuntimeSetup(NamedTuple):
     Attributes:
         graphs: use of graphs for small forwards.
         experts: how blocks for MoE experts are chosen, in stock batches, too.
-        widths: `Model.vector_width` and `Model.state_width`.
+        widths: `Model.vector_width` and `Model.state_width`; None if packed requests are declined.
         check: result for the known prompts; None if they were not asked.
         tokens_per_s: see `Calibration`; 0 if packed requests are declined.
         after_update: to be called when weights may have been updated.
@@ -46,7 +46,7 @@ class RuntimeSetup(NamedTuple):
     runtime: PackedRuntime
     graphs: GraphUse
     experts: ExpertUse
-    widths: tuple[int, int] = (1, 0)
+    widths: tuple[int, int] | None = None
     check: AnswerCheck | None = None
     tokens_per_s: float = 0.0
     after_update: Callable[[], None] = lambda: None

@@ -219,6 +219,25 @@ def test_the_width_of_vectors_can_be_made_concrete(width: int, concrete: int) ->
         assert (found.width, found.wanted.tolist()) == (expected, [1, 0])
 
 
+@pytest.mark.parametrize(
+    ("read", "widths"),
+    [
+        (Vectors(3), (0, 0)),
+        (Vectors(WHOLE_VECTOR), (0, 0)),
+        (Vectors(9), (5, 3)),
+        (Labels(int_array([3])), (5, 0)),
+        (Labels(num_best=1), (5, 3)),
+    ],
+    ids=str,
+)
+def test_what_a_model_does_not_make_is_not_read(read: Read, widths: tuple[int, int]) -> None:
+    """Such reads would break a forward, in which others' requests may be."""
+    sent = to_bytes(PackedRows(int_array([1, 2]), 0, int_array([2]), read))
+    assert rows_from_bytes(sent).num_rows == 1
+    with pytest.raises(PackingError, match=r"not make|do not fit"):
+        rows_from_bytes(sent, widths)
+
+
 def test_arrays_are_read_where_they_lie() -> None:
     rows = rows_from_bytes(to_bytes(ROWS))
     for array in (rows.tokens, rows.suffix_lens, rows.read.ids):

@@ -19,7 +19,7 @@ from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.texts.libraries import PROBES
 from sglang_prefill_ext.wire.arrays import int_array
 from sglang_prefill_ext.wire.packed import PackedRows
-from sglang_prefill_ext.wire.read import Labels, Read, Vectors
+from sglang_prefill_ext.wire.read import WHOLE_VECTOR, Labels, Read, Vectors
 from sglang_prefill_ext.wire.sampling import Sampling
 from sglang_prefill_ext.wire.status import Status
 from sglang_prefill_ext.wire.stock_reason import StockReason
@@ -124,11 +124,12 @@ def sampled(top_p: float) -> Sampling:
     ("read", "error"),
     [
         (Labels(num_best=1 << 28), "4096 MiB exceed the limit of 1024 MiB"),
+        (Labels(num_best=92), "more tokens than the vocabulary of 90"),
         (Vectors(1 << 28), "2048 MiB exceed the limit of 1024 MiB"),
         (Labels(num_best=1, sampling=Sampling.joined([sampled(math.nan)] * 2)), "is drawn"),
         (Labels(num_best=1, sampling=Sampling.joined([sampled(0.5)] * 2)), "is drawn"),
     ],
-    ids=["best", "vectors", "nan", "drawn"],
+    ids=["best", "too many", "vectors", "nan", "drawn"],
 )
 async def test_what_no_front_end_sends_is_refused(read: Read, error: str) -> None:
     rows = PackedRows(int_array([5, 6, 7]), 1, int_array([1, 1]), read)
@@ -142,6 +143,26 @@ def test_rows_as_large_as_the_whole_queue_are_taken() -> None:
     )
 
 
+def test_no_more_rows_are_taken_than_may_wait() -> None:
+    engine, one = attachable(), np.ones(2**20 + 1, dtype=np.int32)
+    for count, refusal in ((2**20, nullcontext()), (2**20 + 1, pytest.raises(PackingError))):
+        rows = PackedRows(one[:count], 0, one[:count], Labels(int_array([4])))
+        with refusal as error:
+            engine._require_fitting(rows)
+    assert "1048577 packed rows exceed the limit of 1048576 (--prefill-only" in str(error.value)
+
+
+@pytest.mark.parametrize(("rows", "fits"), [(2**16, True), (2**17, False)])
+def test_the_whole_prompts_that_an_encoder_makes_of_rows_count(rows: int, fits: bool) -> None:
+    """A prefix of 4000 tokens takes 1 GB if 65536 rows repeat it."""
+    tokens, lens = np.ones(4000 + rows, dtype=np.int32), np.ones(rows, dtype=np.int32)
+    asked, engine = PackedRows(tokens, 4000, lens, Vectors(WHOLE_VECTOR)), attachable()
+    engine._require_fitting(asked)  # a decoder's scheduler does not repeat it
+    engine._path = replace(engine._path, encoder=object())
+    with nullcontext() if fits else pytest.raises(PackingError, match="MiB exceed the limit"):
+        engine._require_fitting(asked)
+
+
 @pytest.mark.parametrize("embeds", [np.ones((1, 3)), np.full((1, 4), np.nan)], ids=["width", "nan"])
 async def test_embeddings_that_the_model_cannot_take_are_refused(embeds: Any) -> None:
     overrides = embeds.astype(np.float32)
@@ -149,6 +170,20 @@ async def test_embeddings_that_the_model_cannot_take_are_refused(embeds: Any) ->
     rows = PackedRows(tokens, 1, int_array([1]), read, overrides=overrides)
     with pytest.raises(RequestError, match="embed_overrides"):
         await attachable().serve_rows(rows, RequestOptions())
+
+
+@pytest.mark.parametrize("encoder", [True, False])
+def test_embeddings_for_a_model_that_takes_none_are_refused(encoder: bool) -> None:
+    """They would break a forward, in which others' requests may be."""
+    engine, table = attachable(), np.ones((1, 4), dtype=np.float32)
+    rows = PackedRows(
+        int_array([5, -1]), 1, int_array([1]), Labels(int_array([4])), overrides=table
+    )
+    engine._require_fitting(rows)
+    kind = replace(engine._path.embeddings, with_tokens=not encoder)
+    engine._path = replace(engine._path, encoder=encoder or None, embeddings=kind)
+    with pytest.raises(PackingError, match="takes none"):
+        engine._require_fitting(rows)
 
 
 def test_rows_that_no_prompt_can_be_do_not_either() -> None:
