@@ -1,7 +1,8 @@
 """Limits the size of the heads of requests that uvicorn reads with httptools.
 
 uvicorn uses httptools if that is installed. It reads faster than h11, but keeps an unfinished head
-of any length, and copies it with every packet, before any API key is checked.
+of any length, and copies it with every packet, before any API key is checked. And it takes the
+trailers behind a body for headers.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ class LimitedHeads(HttpToolsProtocol):
     """uvicorn's protocol, which also closes a connection whose head gets too long: HTTP 431.
 
     It counts the bytes since a head was complete or a part of a body was read, so trailers are
-    limited as well. A head that arrives complete in one piece is read whatever its length.
+    limited as well; as with h11, nobody sees them. A head that arrives complete in one piece is
+    read whatever its length.
     """
 
     _unread = 0
@@ -40,6 +42,9 @@ class LimitedHeads(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._unread = 0
         super().on_headers_complete()
+        # Trailers are added to this list. They are no headers: what stands before this server may
+        # have looked at those alone.
+        self.headers = self.headers.copy()
 
     def on_body(self, body: bytes) -> None:
         self._unread = 0

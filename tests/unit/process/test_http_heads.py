@@ -51,6 +51,7 @@ class Connection:
         self.gate.set()
         self.early = False  # the head of an answer comes before the request was read
         self.lengths: list[int] = []
+        self.headers: list[dict[bytes, bytes]] = []
         config = Config(self._application, interface="asgi3", log_config=None)
         self.protocol = LimitedHeads(config, ServerState(), {})
         self.wire = Wire()
@@ -69,7 +70,7 @@ class Connection:
         for _ in range(10):
             await asyncio.sleep(0)
 
-    async def _application(self, _scope: Any, receive: Any, send: Any) -> None:
+    async def _application(self, scope: Any, receive: Any, send: Any) -> None:
         headers = [(b"content-length", b"2")]
         start = {"type": "http.response.start", "status": 200, "headers": headers}
         length, more = 0, True
@@ -79,6 +80,7 @@ class Connection:
             message = await receive()
             length, more = length + len(message["body"]), message["more_body"]
         self.lengths.append(length)
+        self.headers.append(dict(scope["headers"]))
         await self.gate.wait()
         if not self.early:
             await send(start)
@@ -110,6 +112,15 @@ async def test_what_has_no_end_is_refused(connection: Connection, beginning: byt
     assert connection.wire.closed
     assert connection.wire.written.startswith(b"HTTP/1.1 431 Request Header Fields Too Large\r\n")
     assert b"\r\nconnection: close\r\n" in connection.wire.written
+
+
+@pytest.mark.parametrize("piece", [1, 2**16])
+async def test_trailers_are_no_headers(connection: Connection, piece: int) -> None:
+    trailers = b"authorization: Bearer key\r\nx-prefill-only-priority: 9\r\n"
+    await connection.feed((CHUNKED + b"2\r\n{}\r\n0\r\n" + trailers + b"\r\n") * 2, piece)
+    await connection.settled()
+    assert connection.lengths == [2, 2]
+    assert connection.headers == [{b"host": b"x", b"transfer-encoding": b"chunked"}] * 2
 
 
 @pytest.mark.parametrize("endless", [b"a:\r\n", b"a: b\r\n"])
