@@ -126,11 +126,19 @@ def _headers_for_engine(request: Request, timeout: str | None) -> list[tuple[str
     """The headers of a request that are handed on, with this timeout if there is one."""
     dropped = _HANDLED if timeout is None else _HANDLED | {TIMEOUT_HEADER.encode()}
     headers = [
-        (name.decode("latin-1"), value.decode("latin-1"))
+        (name.decode("latin-1"), _text(value))
         for name, value in request.headers.raw
         if name.lower() not in dropped
     ]
     return headers if timeout is None else [*headers, (TIMEOUT_HEADER, timeout)]
+
+
+def _text(value: bytes) -> str:
+    """A header's value as aiohttp takes it, which sends it in UTF-8."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
 
 
 def _target(url: str, request: Request) -> URL:

@@ -39,6 +39,9 @@ _REPEATABLE = ("/v1/score", "/v1/rerank", "/v1/embeddings", "/v1/classify", "/cl
 
 _UNAVAILABLE = 503
 
+LONGEST_UNKNOWN = 1 << 18
+"""Most bytes of a body without the key. An engine would refuse it, but gets it as a whole."""
+
 _readable_by_pages = partial(
     CORSMiddleware,
     allow_origins=["*"],
@@ -64,7 +67,7 @@ class Router:
         self._fleet = fleet
         self._metrics = metrics
         self._collector = collector
-        self._expected = f"Bearer {api_key}".encode() if api_key else b""
+        self._key = api_key.encode()
         self._routes: DividedRoutes | None = None
         self._own: dict[str, Callable[[Request], Response | None]] = {
             "/health": self._health,
@@ -87,15 +90,16 @@ class Router:
     async def _serve(self, request: Request, send: Send) -> None:
         path = request.scope["path"]
         try:
-            body = await request.body()
+            body = await self._body_of(request)
             request.state.came_ms = time.time() * 1e3  # from here the client's timeout counts
-            if request.method == "GET" and path in self._own:
-                answer: Response | None = self._own[path](request)
-            else:
-                answer = await self._divided(path, body, request)
-            if answer is None:
-                await self._hand_on(request, body, send)
-                return
+            answer = _unauthorized()
+            if body is not None:
+                own = self._own.get(path) if request.method == "GET" else None
+                found = own(request) if own else await self._divided(path, body, request)
+                if found is None:
+                    await self._hand_on(request, body, send)
+                    return
+                answer = found
         except ClientDisconnect:
             return  # before its request was complete
         except PrefillExtError as error:
@@ -133,9 +137,22 @@ class Router:
             ),
         )
 
+    async def _body_of(self, request: Request) -> bytes | None:
+        """The body of a request; None if it is too long for a client without the key."""
+        if self._knows(request):
+            return await request.body()
+        body = bytearray()
+        async for part in request.stream():
+            body += part
+            if len(body) > LONGEST_UNKNOWN:
+                return None
+        return bytes(body)
+
     def _knows(self, request: Request) -> bool:
-        shown = request.headers.get("authorization", "").encode()
-        return not self._expected or hmac.compare_digest(shown, self._expected)
+        """Whether the client shows the key, written as SGLang takes it, or needs none."""
+        scheme, _, shown = request.headers.get("authorization", "").partition(" ")
+        shows = scheme.lower() == "bearer" and hmac.compare_digest(shown.encode(), self._key)
+        return shows or not self._key
 
     def _health(self, _request: Request) -> Response:
         return Response(status_code=200 if self._fleet.whole.available() else _UNAVAILABLE)
@@ -143,9 +160,13 @@ class Router:
     def _status(self, request: Request) -> Response | None:
         """The status page; as an engine's, only for clients with the key."""
         if not self._knows(request):
-            return Response(b'{"error":"Unauthorized"}', 401, media_type=JSON)
+            return _unauthorized()
         content = msgspec.json.encode(status_of(self._fleet, self._metrics, self._collector))
         return Response(content, media_type=JSON)
+
+
+def _unauthorized() -> Response:
+    return Response(b'{"error":"Unauthorized"}', 401, media_type=JSON)
 
 
 def _error_response(error: PrefillExtError) -> Response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sglang_prefill_ext.errors import ClusterError, ConfigError
 
@@ -56,7 +56,7 @@ class Launch:
 
     model_path: str
     flags: tuple[str, ...] = ()
-    api_key: str = ""
+    api_key: str = field(default="", repr=False)  # not for logs
     drain_s: float = 60.0
 
 

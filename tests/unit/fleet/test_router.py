@@ -21,7 +21,7 @@ from sglang_prefill_ext.border.http_server import carrier_routes
 from sglang_prefill_ext.errors import EngineUnavailableError
 from sglang_prefill_ext.fleet import fleet as fleet_module
 from sglang_prefill_ext.fleet.fleet import Fleet
-from sglang_prefill_ext.fleet.router import Router
+from sglang_prefill_ext.fleet.router import LONGEST_UNKNOWN, Router
 from sglang_prefill_ext.fleet.selection import Selection
 from sglang_prefill_ext.fleet.settings import Engines
 from sglang_prefill_ext.metrics import FrontendMetrics
@@ -311,9 +311,32 @@ async def test_only_who_shows_the_key_has_requests_divided() -> None:
             assert answer.content == b"whole answer"  # an engine would refuse it
             page = await one.http.get("/prefill_only/status", headers=headers)
             assert page.status_code == 401
-        answer = await one.http.post("/v1/score", json=SCORE, headers=shown)
-        assert answer.status_code == 200
-    assert stub.engine.rows == [len(ITEMS)]
+        for key in (shown, {"authorization": "bearer secret"}):  # SGLang takes both
+            answer = await one.http.post("/v1/score", json=SCORE, headers=key)
+            assert answer.status_code == 200
+    assert stub.engine.rows == [len(ITEMS)] * 2
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_no_long_body_is_kept_for_who_does_not_show_the_key(chunked: bool) -> None:
+    async def pieces(size: int) -> AsyncIterator[bytes]:
+        yield b"a" * (size // 2)
+        yield b"a" * (size - size // 2)
+
+    stub, shown = Stub(), {"authorization": "Bearer secret"}
+    async with routed(stub, api_key="secret") as one:
+        asked = ((LONGEST_UNKNOWN, {}, 418), (LONGEST_UNKNOWN + 1, {}, 401))
+        for size, headers, status in (*asked, (LONGEST_UNKNOWN + 1, shown, 418)):
+            content = pieces(size) if chunked else b"a" * size
+            answer = await one.http.post("/generate", content=content, headers=headers)
+            assert answer.status_code == status
+    assert [len(body) for _, body in stub.whole] == [LONGEST_UNKNOWN, LONGEST_UNKNOWN + 1]
+
+
+async def test_headers_are_handed_on_byte_by_byte() -> None:
+    async with routed(Stub()) as one:
+        answer = await one.http.post("/x", headers={"x-mine": "für ١".encode()})
+    assert (b"x-own", "für ١".encode()) in answer.headers.raw
 
 
 async def test_a_client_that_leaves_ends_the_parts_of_its_request() -> None:

@@ -4,12 +4,18 @@ import pytest
 
 from sglang_prefill_ext.errors import ClusterError, ConfigError
 from sglang_prefill_ext.fleet.ray_serve.launch import (
+    Launch,
     Needs,
     Replicas,
     needs_of,
     require_room,
     surge_percent,
 )
+
+
+def test_the_key_of_engines_is_not_shown() -> None:
+    assert "secret" not in repr(Launch("model", api_key="secret"))
+
 
 GPU_NODE = {"CPU": 16.0, "GPU": 8.0}
 CPU_NODE = {"CPU": 4.0}
