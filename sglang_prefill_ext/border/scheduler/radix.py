@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+from sglang.srt.runtime_context import get_memory
 from torch import Tensor
 
 from sglang_prefill_ext.border.model.model_classes import longest_packed
@@ -22,6 +23,9 @@ from sglang_prefill_ext.wire.arrays import Int32Array
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy, RowMemory
 
+_COUNTING = ("lfu", "slru")
+"""Eviction policies that count how often a prefix is inserted: SGLang inserts every prompt."""
+
 
 class RadixTransaction:
     """A `PrefixTransaction`: locks the matched path of the tree, and owns the reserved slots.
@@ -29,6 +33,7 @@ class RadixTransaction:
     Args:
         key: of the prefix, or of as much of it as can be held.
         is_whole: it is of the whole prefix.
+        counted: insert also a prefix that is cached already, as the eviction policy counts.
     """
 
     def __init__(
@@ -39,9 +44,11 @@ class RadixTransaction:
         commit_tokens: int,
         *,
         is_whole: bool,
+        counted: bool,
     ) -> None:
         self._tree, self._room = tree, room
         self._key, self._commit_tokens, self._is_whole = key, commit_tokens, is_whole
+        self._counted = counted
         match = tree.match_prefix(MatchPrefixParams(key=key))
         self.cached = min(int(match.device_prefix_len), len(key))
         self._lock = tree.lock(match.last_device_node)
@@ -72,7 +79,7 @@ class RadixTransaction:
     def commit(self) -> None:
         kept = max(self.cached, min(self._commit_tokens, len(self.slots)))
         try:
-            if kept > self.cached:
+            if kept > self.cached or (kept and self._counted):
                 # A duplicate that another request inserted meanwhile is freed by the tree.
                 key, slots = self._key[:kept], self.slots[:kept]
                 self._tree.insert(InsertParams(key=key, value=slots, prev_prefix_len=self.cached))
@@ -96,6 +103,7 @@ class RadixPrefixCache:
 
     Args:
         rows: None if no row is ever kept.
+        counted: see `RadixTransaction`.
     """
 
     shares = True
@@ -106,8 +114,11 @@ class RadixPrefixCache:
         room: SglangRoom,
         policy: PrefixPolicy,
         rows: RowMemory | None,
+        *,
+        counted: bool,
     ) -> None:
         self._tree, self._room, self._policy, self._rows = tree, room, policy, rows
+        self._counted = counted
         self.capacity, self.page_tokens = room.capacity, tree.page_size
 
     def begin(self, prefix: Int32Array, adapter: str = "", *, keep: bool) -> RadixTransaction:
@@ -134,7 +145,11 @@ class RadixPrefixCache:
         self, prefix: Int32Array, adapter: str, commit_tokens: int, *, is_whole: bool
     ) -> RadixTransaction:
         key = _key(prefix, adapter)
-        return RadixTransaction(self._tree, self._room, key, commit_tokens, is_whole=is_whole)
+        return RadixTransaction(
+            *(self._tree, self._room, key, commit_tokens),
+            is_whole=is_whole,
+            counted=self._counted,
+        )
 
 
 def prefix_cache_of(scheduler: Any, config: PrefillOnlyConfig, room: Room) -> PrefixCache:
@@ -146,7 +161,8 @@ def prefix_cache_of(scheduler: Any, config: PrefillOnlyConfig, room: Room) -> Pr
     never = config.prefix_caching is PrefixCaching.NEVER
     capacity = scheduler.token_to_kv_pool_allocator.size
     rows = None if never else RowMemory(capacity, tree.page_size)
-    return RadixPrefixCache(tree, room, policy, rows)
+    counted = get_memory().radix_eviction_policy.lower() in _COUNTING
+    return RadixPrefixCache(tree, room, policy, rows, counted=counted)
 
 
 def shares_prefixes(room: Room, scheduler: Any) -> TypeGuard[SglangRoom]:

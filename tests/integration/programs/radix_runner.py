@@ -45,7 +45,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey  # noqa: E402
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool  # noqa: E402
 from sglang.srt.mem_cache.unified_cache.components import ComponentType  # noqa: E402
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache  # noqa: E402
-from sglang.srt.runtime_context import SpawnRanks, publish  # noqa: E402
+from sglang.srt.runtime_context import SpawnRanks, get_memory, publish  # noqa: E402
 from sglang.srt.server_args import prepare_server_args  # noqa: E402
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm  # noqa: E402
 
@@ -121,6 +121,7 @@ class Memory:
                 token_to_kv_pool_allocator=allocator,
                 page_size=page_size,
                 tree_components=(ComponentType.FULL,),
+                eviction_policy=get_memory().radix_eviction_policy,
             )
         )
         runner = SimpleNamespace(
@@ -517,6 +518,26 @@ def held_at_most(most: int) -> dict[str, Any]:
     }
 
 
+def left_of_a_used_prefix(policy: str) -> int:
+    """Tokens that stay cached of a prefix that four forwards used, if SGLang evicts half of the
+    tree by a policy. The other half is a prompt that two stock requests inserted later."""
+    with get_memory().override(radix_eviction_policy=policy):
+        memory = Memory(1, PrefixCaching.ALWAYS)
+    prefix, prompt = np.arange(20, dtype=np.int32), np.arange(100, 120, dtype=np.int32)
+    for _ in range(4):
+        transaction = memory.cache.begin(prefix, keep=False)
+        assert transaction.reserve(whole=False)
+        transaction.commit()
+    slots = memory.allocator.alloc(len(prompt)).to(torch.int64)
+    for held in (0, len(prompt)):
+        key = RadixKey(array("q", prompt.tolist()))
+        memory.tree.insert(InsertParams(key=key, value=slots, prev_prefix_len=held))
+    memory.tree.evict(EvictParams(num_tokens=len(prompt)))
+    assert memory.cache.cached_tokens(prefix) + memory.cache.cached_tokens(prompt) == 20
+    memory.check_idle()
+    return int(memory.cache.cached_tokens(prefix))
+
+
 def main() -> None:
     out, model = sys.argv[1:]
     torch.set_num_threads(1)
@@ -526,6 +547,7 @@ def main() -> None:
     report: dict[str, Any] = {"caches": caches_if_changed(), "episodes": {}}
     report["protected"] = protected_after_a_begin_that_raises()
     report["held_at_most"] = held_at_most(20)
+    report["left"] = {policy: left_of_a_used_prefix(policy) for policy in ("lru", "lfu")}
     for page_size in (1, 16):
         for asynchronous in (False, True):
             caching = PrefixCaching.REPEATED if asynchronous else PrefixCaching.ALWAYS

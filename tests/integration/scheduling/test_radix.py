@@ -58,6 +58,10 @@ def test_no_more_of_a_prefix_is_looked_up_or_kept_than_can_be_held(report: dict[
     }
 
 
+def test_every_use_counts_where_the_least_used_is_evicted(report: dict[str, Any]) -> None:
+    assert report["left"] == {"lru": 0, "lfu": 20}
+
+
 def test_a_transaction_that_cannot_begin_locks_nothing(report: dict[str, Any]) -> None:
     assert report["protected"] == 0
 
