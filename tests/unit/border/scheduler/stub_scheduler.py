@@ -59,6 +59,8 @@ class Scheduler:
         self.forward_ct = 0
         self.profiled: list[tuple[int, str]] = []
         self.profiler_manager = SimpleNamespace(_profile_batch_predicate=self._note)
+        self.published_behind: list[int] = []
+        self.kv_events_publisher = SimpleNamespace(publish_kv_events=self._publish)
         self.waiting_queue: list[object] = []
         self.metrics_collector_context = SimpleNamespace(current_scheduler_metrics_enabled=False)
         model = SimpleNamespace(forward=lambda input_embeds: None, get_input_embeddings=None)
@@ -82,3 +84,6 @@ class Scheduler:
 
     def _note(self, batch: Any) -> None:
         self.profiled.append((self.forward_ct, batch.forward_mode.name))
+
+    def _publish(self) -> None:
+        self.published_behind.append(self.forward_ct)

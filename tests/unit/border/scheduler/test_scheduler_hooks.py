@@ -15,7 +15,7 @@ from tests.unit.scheduling.caches import MemoryCache
 from tests.unit.scheduling.jobs import IdleExecutor, request
 
 
-def test_the_profiler_sees_every_count_of_forwards(
+def test_the_profiler_and_kv_events_see_every_count_of_forwards(
     scheduler: Scheduler, runtime: PackedRuntime
 ) -> None:
     runtime.submit("other", request([], [9]).pack(), None)
@@ -23,6 +23,7 @@ def test_the_profiler_sees_every_count_of_forwards(
     for _ in range(3):
         scheduler_hooks.step_then_next_batch(lambda *_args: nothing, scheduler, batch, None)
     assert scheduler.profiled == [(1, "EXTEND"), (2, "EXTEND")]
+    assert scheduler.published_behind == [1, 2]
 
 
 @pytest.mark.parametrize("aborted", [False, True])
