@@ -168,10 +168,11 @@ def prefix_cache_of(scheduler: Any, config: PrefillOnlyConfig, room: Room) -> Pr
 def shares_prefixes(room: Room, scheduler: Any) -> TypeGuard[SglangRoom]:
     """Whether packed forwards read and write prefixes in SGLang's radix cache.
 
-    They can if SGLang's pool has all K/V of the prefixes in the tree. A draft model has K/V of its
-    own for the same slots, which packed forwards do not compute. Neither do they write the marks by
-    which ``--kv-canary`` knows the slots of a prefix. Where `longest_packed` is less than the
-    context, a longer prompt may have rotated the keys in the tree otherwise.
+    They can if SGLang's pool has all K/V of the prefixes in the tree. It does not while some are
+    loaded from other memory, layer by layer. A draft model has K/V of its own for the same slots,
+    which packed forwards do not compute. Neither do they write the marks by which ``--kv-canary``
+    knows the slots of a prefix. Where `longest_packed` is less than the context, a longer prompt
+    may have rotated the keys in the tree otherwise.
     """
     tree, speculation = scheduler.tree_cache, scheduler.spec_algorithm
     runner = scheduler.tp_worker.model_runner
@@ -181,6 +182,7 @@ def shares_prefixes(room: Room, scheduler: Any) -> TypeGuard[SglangRoom]:
         and not tree.disable
         and (speculation.is_none() or speculation.is_ngram())
         and not scheduler.enable_hierarchical_cache
+        and not scheduler.enable_unified_cache_external_linker
         and runner.canary_manager is None
         and longest_packed(runner.model_config) == runner.model_config.context_len
     )

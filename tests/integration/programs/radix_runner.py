@@ -135,6 +135,7 @@ class Memory:
             token_to_kv_pool_allocator=allocator,
             tp_worker=SimpleNamespace(model_runner=runner),
             enable_hierarchical_cache=False,
+            enable_unified_cache_external_linker=False,
             spec_algorithm=SpeculativeAlgorithm.NONE,
         )
         config = PrefillOnlyConfig(prefix_caching=caching)
@@ -465,6 +466,7 @@ def caches_if_changed() -> dict[str, bool]:
         "adapted_latents": of_runner(token_to_kv_pool=latents, lora_manager=adapters),
         "disabled": cached(Memory(1, PrefixCaching.ALWAYS, disable=True)),
         "hierarchical": cached(plain, enable_hierarchical_cache=True),
+        "external": cached(plain, enable_unified_cache_external_linker=True),
         "other_precision": of_runner(dtype=torch.bfloat16),
         "head_by_head": cached(head_by_head),
         "drafted_by_a_table": cached(plain, spec_algorithm=SpeculativeAlgorithm.NGRAM),

@@ -73,6 +73,7 @@ def test_only_plain_trees_and_pools_are_used(report: dict[str, Any]) -> None:
         "adapted_latents": False,
         "disabled": False,
         "hierarchical": False,
+        "external": False,
         "other_precision": False,
         "head_by_head": False,
         "drafted_by_a_table": True,
