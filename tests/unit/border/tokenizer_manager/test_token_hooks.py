@@ -145,3 +145,19 @@ async def test_what_sglang_cannot_be_sent_ends_the_call() -> None:
     again = Manager()
     await begun(again, frontend)
     assert (len(again.sent), again.answers) == (1, [])
+
+
+async def test_without_a_tokenizer_sglang_answers_and_it_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(token_hooks, "TokenizedGenerateReqInput", SimpleNamespace)
+    path, sent = path_of(StubLink()), []
+
+    async def send(_manager: Any, request: Any) -> None:
+        sent.append(request)
+
+    manager = SimpleNamespace(_prefill_only=SimpleNamespace(path=path, tokens=None, embed=None))
+    request = tokenized([5, 6])
+    await token_hooks.send_one(send, manager, request)
+    assert sent == [request]
+    assert path.metrics.as_dict()["fallbacks"] == {"no_tokenizer": 1}
