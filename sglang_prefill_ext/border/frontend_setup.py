@@ -45,6 +45,13 @@ from sglang_prefill_ext.process.stages import STARTUP
 from sglang_prefill_ext.wire.prefix_policy import repeated_prefixes
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
+_CHANGES_LOG_PROBS = (
+    *("logit_bias", "min_new_tokens"),
+    *("json_schema", "regex", "ebnf", "structural_tag"),
+)
+"""Sampling parameters that change log-probs. Calls for scores have none of their own, but SGLang
+fills in those of `--preferred-sampling-params`."""
+
 
 def attach_server(_result: None, manager: Any) -> None:
     """AFTER `TokenizerManager.init_request_dispatcher`.
@@ -124,8 +131,7 @@ def _path(
     manager: Any, link: TokenizerManagerLink, config: PrefillOnlyConfig, metrics: FrontendMetrics
 ) -> PackedPath:
     args, tokenizer = manager.server_args, manager.tokenizer
-    if args.enable_mis:
-        link.exchange.declined_reason = StockReason.MULTI_ITEM_SCORING
+    link.exchange.declined_reason = why_all_is_stock(manager)
     # If there is a tokenizer, SGLang refuses label ids beyond its base vocabulary.
     label_vocab_size = manager.model_config.vocab_size
     if tokenizer is not None:
@@ -143,6 +149,16 @@ def _path(
         prefixes=prefixes if encoder is None else None,
         encoder=encoder,
     )
+
+
+def why_all_is_stock(manager: Any) -> StockReason | None:
+    """Why a front end leaves all calls to SGLang by the server's flags; None if it does not."""
+    if manager.server_args.enable_mis:
+        return StockReason.MULTI_ITEM_SCORING
+    preferred = manager.preferred_sampling_params or {}
+    if manager.is_generation and any(preferred.get(name) for name in _CHANGES_LOG_PROBS):
+        return StockReason.UNUSUAL_INPUT
+    return None
 
 
 def _texts(

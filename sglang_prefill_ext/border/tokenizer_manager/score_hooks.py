@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,14 +22,6 @@ from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.explain import explain_packed, explain_stock
 from sglang_prefill_ext.frontend.pack import FIELD
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall
-from sglang_prefill_ext.wire.stock_reason import StockReason
-
-_CHANGES_SCORES = (
-    *("logit_bias", "min_new_tokens"),
-    *("json_schema", "regex", "ebnf", "structural_tag"),
-)
-"""Sampling parameters that change log-probs even where no token is generated. Calls for scores have
-none of their own, but SGLang fills in those of `--preferred-sampling-params`."""
 
 
 async def score_request(
@@ -78,13 +70,6 @@ async def packed_scores(server: PrefillServer, call: ScoreCall, context: CallCon
         server.score.check_limits(call)  # before items are processed, even for a record
         with server.records.keeping(call.request, call.num_items, call.contents) as record:
             context.raise_if_opted_out()
-            _require_own_log_probs(server.manager.preferred_sampling_params or {})
             scored = await server.score.score(call, context.options(server.path.config))
             record.served = scored.served
     return scored
-
-
-def _require_own_log_probs(preferred: Mapping[str, Any]) -> None:
-    """Raises: StockPathTaken: the server's preferred sampling parameters change the model's."""
-    if any(preferred.get(name) for name in _CHANGES_SCORES):
-        raise StockPathTaken(StockReason.UNUSUAL_INPUT)
