@@ -122,6 +122,16 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         relies_on="self.streaming new_req.set_finish_with_abort",
         diffs=("0049-refused-turns-leave-their-session.patch",),
     ),
+    _after(
+        id="P78",
+        target="sglang.srt.model_executor.forward_batch_info.ForwardBatch."
+        "_maybe_init_non_generation_fields",
+        hook=f"{_HOOKS}.token_types:type_all_tokens",
+        why="Pairs of texts beside single texts or health checks would end the scheduler of a "
+        "cross encoder.",
+        relies_on="self.token_type_ids batch.reqs",
+        diffs=("0050-types-of-all-tokens-of-a-batch.patch",),
+    ),
     _around(
         id="P61",
         target=f"{_TRITON_EXPERTS}._prepare_fused_moe_run",

@@ -14,10 +14,15 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from sglang_prefill_ext.modelmaker import catalogue
-from tests.integration.support.client import Client, random_ids, wait_until
+from tests.integration.support.client import OPT_OUT, Client, Json, random_ids, wait_until
 from tests.integration.support.own_server import Serving, serving
 from tests.integration.support.parity import TOLERANCE, assert_same, assert_same_ranking, both
-from tests.integration.support.processes import scheduler_pid, stopped, tokens_under_way
+from tests.integration.support.processes import (
+    scheduler_pid,
+    sent,
+    stopped,
+    tokens_under_way,
+)
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -102,6 +107,22 @@ def test_the_second_text_of_a_pair_has_another_type(
     alone = client.post("/classify", {"text": joined}).json()["embedding"]
     np.testing.assert_allclose(alone, classes(joined), rtol=0, atol=TOLERANCE)
     assert abs(pair["score"] - alone[0]) > 1000 * TOLERANCE
+
+
+@pytest.mark.patch("P78")
+def test_pairs_and_single_texts_share_a_batch_of_sglang(server: Serving, client: Client) -> None:
+    pair: Json = {"query": QUERY, "documents": DOCUMENTS[:1]}
+    calls = [("/v1/rerank", pair), ("/encode", {"text": DOCUMENTS[1]}), ("/v1/rerank", pair)]
+    wanted = [client.post(*call, stock=True).json() for call in calls]
+    with ThreadPoolExecutor(len(calls)) as pool:
+        with stopped(scheduler_pid(server.server)):
+            replies = [sent(client, pool, [body], path, OPT_OUT)[0] for path, body in calls]
+        answers = [reply.result() for reply in replies]
+    assert [answer.status_code for answer in answers] == [200] * len(calls)
+    first, single, second = (answer.json() for answer in answers)
+    assert_same(single["embedding"], wanted[1]["embedding"])
+    for (found,), (alone,) in ((first, wanted[0]), (second, wanted[2])):
+        assert_same(found["score"], alone["score"])
 
 
 def test_prompts_of_many_clients_share_forwards_but_no_prefix(
