@@ -62,6 +62,16 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
             "0048-check-the-parameters-of-a-session.patch",
         ),
     ),
+    Patch(
+        id="P79",
+        target=f"{_MANAGERS}.io_struct.GenerateReqInput._normalize_lora_paths",
+        kind=Kind.BEFORE,
+        hook=f"{_HOOKS}.prompt_checks:check_adapters",
+        group=Group.FRONTEND,
+        why="A list with more LoRA adapters than prompts would block all unloading.",
+        relies_on="self.lora_path",
+        diffs=("0051-refuse-adapters-without-a-prompt.patch",),
+    ),
     _around(
         id="P23",
         target=f"{_SERVING}.handle_request",

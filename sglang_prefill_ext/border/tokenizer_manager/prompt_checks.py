@@ -1,4 +1,4 @@
-"""Hook that refuses requests of SGLang's own path that would end its scheduler."""
+"""Hooks that refuse requests of SGLang's own path that would end its scheduler, or block it."""
 
 from __future__ import annotations
 
@@ -54,6 +54,22 @@ def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
             if is_decision(obj, sampling):  # which is counted if it is right
                 server.path.metrics.record_error("refused")
         raise
+
+
+def check_adapters(obj: Any, _num: int) -> None:
+    """BEFORE `GenerateReqInput._normalize_lora_paths`: refuse adapters without a prompt.
+
+    SGLang counts their use, and no answer ends it: the next unloading would wait for ever.
+
+    Raises:
+        RequestError: a list has not one adapter for each prompt.
+    """
+    given = obj.lora_path
+    if isinstance(given, list) and len(given) != obj.batch_size:
+        raise wrong(
+            "lora_path",
+            f"there are {len(given)} adapters for {obj.batch_size} prompts; send one for each.",
+        )
 
 
 def _check(server: PrefillServer, obj: Any, input_ids: Any) -> None:
@@ -146,8 +162,10 @@ def _check_hidden_states(wanted: Any) -> None:
         raise wrong(field, f'{wanted!r:.80} is no choice; send true, false or "last".')
 
 
-def _check_session(given: dict[str, Any]) -> None:
+def _check_session(given: Any) -> None:
     """Refuse parameters of a session that SGLang does not know, look up, or cut prompts at."""
+    if not isinstance(given, dict):
+        raise wrong("session_params", f"{given!r:.80} is no object; send one for one prompt.")
     for name in given.keys() - SessionParams.__struct_fields__:
         raise wrong(f"session_params.{name}", "is not known; leave it out.")
     for name in ("id", "rid"):

@@ -297,6 +297,18 @@ def test_a_prompt_whose_adapter_ends_a_plain_server_is_refused(
     assert f"{next(iter(fields))}: " in response.json()["error"]["message"]
 
 
+@pytest.mark.patch("P79")
+@pytest.mark.parametrize("names", [["a", "b", "a", "b"], ["a", "b"], ["a"], []])
+@pytest.mark.parametrize("stock", [False, True])
+def test_a_list_of_adapters_has_one_for_each_prompt(
+    client: Client, names: list[str], *, stock: bool
+) -> None:
+    """Of more, the use of the last would never end, and a later test could not unload it."""
+    response = client.post("/generate", asked(BASE, PROMPTS) | {"lora_path": names}, stock=stock)
+    assert response.status_code == 400
+    assert f"{len(names)} adapters for 3 prompts" in response.json()["error"]["message"]
+
+
 def test_an_unknown_adapter_gets_stocks_error(client: Client) -> None:
     body = asked("nobody", PROMPTS[0])
     packed, stock = (client.post("/generate", body, stock=stock) for stock in (False, True))
