@@ -32,17 +32,13 @@ from sglang_prefill_ext.border.tokenizer_manager.stock_answers import (
     stock_error,
     with_override_arrays,
 )
-from sglang_prefill_ext.config.knobs import flag_name
-from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.frontend.answers import served_rows
+from sglang_prefill_ext.frontend.foreign_rows import check_foreign_rows
 from sglang_prefill_ext.frontend.options import RequestOptions
-from sglang_prefill_ext.frontend.overrides import checked_overrides
-from sglang_prefill_ext.scheduling.budget import limits_of, load_of
 from sglang_prefill_ext.texts.libraries import PROBES
-from sglang_prefill_ext.wire.checks import TOKEN_BYTES, wrong
+from sglang_prefill_ext.wire.checks import wrong
 from sglang_prefill_ext.wire.flat import unpacked
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
-from sglang_prefill_ext.wire.read import Labels
 from sglang_prefill_ext.wire.status import STOCK_ENDS, Status, end_with
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
@@ -116,8 +112,7 @@ class AttachableEngine:
 
     async def serve_rows(self, rows: PackedRows, options: RequestOptions) -> PackedResult:
         """See `engine.Engine`."""
-        self._require_fitting(rows)
-        self._require_known(rows)
+        check_foreign_rows(rows, self._path)
         exchange = self._path.exchange
         keeping = self._server.records.keeping(None, rows.num_rows, partial(_contents, rows))
         with keeping as record:
@@ -130,52 +125,6 @@ class AttachableEngine:
             elif result.status not in STOCK_ENDS:
                 record.error = end_with(result.status).error_of(result.message)
         return result
-
-    def _require_fitting(self, rows: PackedRows) -> None:
-        """Refuse what no front end sends, as it would take too much memory or cannot be computed.
-
-        Raises:
-            PackingError, RequestError: see `checked_overrides`.
-        """
-        width = self._path.embeddings.width
-        # No vector is wider than its hidden state, which may come with it.
-        num_values = rows.read.of_width(width, width).num_values(rows.num_reads)
-        load, most = load_of(rows, num_values), limits_of(self._path.config)
-        if load.rows > most.rows:
-            raise PackingError(
-                f"{load.rows} packed rows exceed the limit of {most.rows} "
-                f"({flag_name('max_queued_rows')})"
-            )
-        needed = load.bytes
-        if self._path.encoder is not None:  # its scheduler makes whole prompts of them
-            needed += (rows.num_prompt_tokens - len(rows.tokens)) * TOKEN_BYTES
-        if needed > most.bytes:
-            raise PackingError(
-                f"packed rows and their answer of {needed >> 20} MiB exceed the limit of "
-                f"{most.bytes >> 20} MiB ({flag_name('max_queued_mib')})"
-            )
-        if rows.read.sampling is not None:
-            raise PackingError("packed rows of another process ask for a token that is drawn")
-        if len(rows.overrides):
-            if self._path.encoder is not None or self._path.embeddings.with_tokens:
-                raise PackingError("packed rows have embeddings for a model that takes none")
-            checked_overrides("embed_overrides", rows.overrides, self._path.embeddings)
-
-    def _require_known(self, rows: PackedRows) -> None:
-        """Refuse ids and lengths that would end the scheduler on a GPU, or break its forwards."""
-        longest = min(self._link.longest_prompt(), self._link.longest_packed)
-        if rows.prefix_len + int(rows.suffix_lens.max()) > longest:
-            raise PackingError(f"packed rows are longer than the longest prompt of {longest}")
-        known = self._path.label_vocab_size
-        if int(rows.tokens.max()) >= self._path.vocab_size:
-            raise PackingError(
-                f"packed tokens lie outside the vocabulary of {self._path.vocab_size}"
-            )
-        ids = rows.read.ids
-        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < known:
-            raise PackingError(f"packed labels lie outside the vocabulary of {known}")
-        if isinstance(rows.read, Labels) and rows.read.num_best > known + 1:
-            raise PackingError(f"packed rows ask for more tokens than the vocabulary of {known}")
 
     def count(self, beat: Beat) -> None:
         self._path.metrics.add(beat.requests, beat.totals)

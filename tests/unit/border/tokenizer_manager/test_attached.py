@@ -1,26 +1,23 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from sglang_prefill_ext.attach import messages
 from sglang_prefill_ext.attach.messages import StockAnswer, StockError, StockScore, StockVectors
 from sglang_prefill_ext.border.tokenizer_manager import attached
-from sglang_prefill_ext.errors import PackedForwardError, PackingError, RequestError
+from sglang_prefill_ext.errors import PackedForwardError, PackingError
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.texts.libraries import PROBES
 from sglang_prefill_ext.wire.arrays import int_array
 from sglang_prefill_ext.wire.packed import PackedRows
-from sglang_prefill_ext.wire.read import WHOLE_VECTOR, Labels, Read, Vectors
-from sglang_prefill_ext.wire.sampling import Sampling
+from sglang_prefill_ext.wire.read import Labels
 from sglang_prefill_ext.wire.status import Status
 from sglang_prefill_ext.wire.stock_reason import StockReason
 from tests.unit.frontend.links import StubLink, answer_at_once, path_of, stub_answer
@@ -59,7 +56,6 @@ def test_front_ends_encode_no_text_that_their_copy_of_the_tokenizer_encodes_othe
 
 def attachable() -> Any:
     engine = attached.AttachableEngine.__new__(attached.AttachableEngine)
-    engine._link = SimpleNamespace(longest_prompt=lambda: 9, longest_packed=8)
     engine._path = path_of(StubLink(), vocab_size=100, label_vocab_size=90)
     return engine
 
@@ -110,87 +106,6 @@ async def test_rows_that_have_their_adapter_do_not_wait_in_a_pause() -> None:
         assert (await engine.serve_rows(rows, RequestOptions())).status is Status.FAILED
     assert isinstance(record.error, PackedForwardError)  # for logs
     assert link.admitted == 0
-
-
-def test_all_ids_of_the_vocabulary_do() -> None:
-    attachable()._require_known(_rows([0, 99], [0, 89]))
-
-
-def sampled(top_p: float) -> Sampling:
-    return Sampling.one(temperature=1.0, top_p=top_p, min_p=0.0, top_k=5, seed=0, biases={})
-
-
-@pytest.mark.parametrize(
-    ("read", "error"),
-    [
-        (Labels(num_best=1 << 28), "4096 MiB exceed the limit of 1024 MiB"),
-        (Labels(num_best=92), "more tokens than the vocabulary of 90"),
-        (Vectors(1 << 28), "2048 MiB exceed the limit of 1024 MiB"),
-        (Labels(num_best=1, sampling=Sampling.joined([sampled(math.nan)] * 2)), "is drawn"),
-        (Labels(num_best=1, sampling=Sampling.joined([sampled(0.5)] * 2)), "is drawn"),
-    ],
-    ids=["best", "too many", "vectors", "nan", "drawn"],
-)
-async def test_what_no_front_end_sends_is_refused(read: Read, error: str) -> None:
-    rows = PackedRows(int_array([5, 6, 7]), 1, int_array([1, 1]), read)
-    with pytest.raises(PackingError, match=error):
-        await attachable().serve_rows(rows, RequestOptions())
-
-
-def test_rows_as_large_as_the_whole_queue_are_taken() -> None:
-    attachable()._require_fitting(
-        PackedRows(int_array([5]), 0, int_array([1]), Labels(num_best=(1 << 27) - 2))
-    )
-
-
-def test_no_more_rows_are_taken_than_may_wait() -> None:
-    engine, one = attachable(), np.ones(2**20 + 1, dtype=np.int32)
-    for count, refusal in ((2**20, nullcontext()), (2**20 + 1, pytest.raises(PackingError))):
-        rows = PackedRows(one[:count], 0, one[:count], Labels(int_array([4])))
-        with refusal as error:
-            engine._require_fitting(rows)
-    assert "1048577 packed rows exceed the limit of 1048576 (--prefill-only" in str(error.value)
-
-
-@pytest.mark.parametrize(("rows", "fits"), [(2**16, True), (2**17, False)])
-def test_the_whole_prompts_that_an_encoder_makes_of_rows_count(rows: int, fits: bool) -> None:
-    """A prefix of 4000 tokens takes 1 GB if 65536 rows repeat it."""
-    tokens, lens = np.ones(4000 + rows, dtype=np.int32), np.ones(rows, dtype=np.int32)
-    asked, engine = PackedRows(tokens, 4000, lens, Vectors(WHOLE_VECTOR)), attachable()
-    engine._require_fitting(asked)  # a decoder's scheduler does not repeat it
-    engine._path = replace(engine._path, encoder=object())
-    with nullcontext() if fits else pytest.raises(PackingError, match="MiB exceed the limit"):
-        engine._require_fitting(asked)
-
-
-@pytest.mark.parametrize("embeds", [np.ones((1, 3)), np.full((1, 4), np.nan)], ids=["width", "nan"])
-async def test_embeddings_that_the_model_cannot_take_are_refused(embeds: Any) -> None:
-    overrides = embeds.astype(np.float32)
-    tokens, read = int_array([5, -1]), Labels(int_array([4]))
-    rows = PackedRows(tokens, 1, int_array([1]), read, overrides=overrides)
-    with pytest.raises(RequestError, match="embed_overrides"):
-        await attachable().serve_rows(rows, RequestOptions())
-
-
-@pytest.mark.parametrize("encoder", [True, False])
-def test_embeddings_for_a_model_that_takes_none_are_refused(encoder: bool) -> None:
-    """They would break a forward, in which others' requests may be."""
-    engine, table = attachable(), np.ones((1, 4), dtype=np.float32)
-    rows = PackedRows(
-        int_array([5, -1]), 1, int_array([1]), Labels(int_array([4])), overrides=table
-    )
-    engine._require_fitting(rows)
-    kind = replace(engine._path.embeddings, with_tokens=not encoder)
-    engine._path = replace(engine._path, encoder=encoder or None, embeddings=kind)
-    with pytest.raises(PackingError, match="takes none"):
-        engine._require_fitting(rows)
-
-
-def test_rows_that_no_prompt_can_be_do_not_either() -> None:
-    labels = Labels(int_array([4]))
-    attachable()._require_known(PackedRows(int_array([5] * 11), 5, int_array([3, 3]), labels))
-    with pytest.raises(PackingError, match="longer than the longest prompt of 8"):
-        attachable()._require_known(PackedRows(int_array([5] * 11), 5, int_array([2, 4]), labels))
 
 
 @pytest.mark.parametrize(
