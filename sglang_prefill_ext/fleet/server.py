@@ -32,7 +32,7 @@ from sglang_prefill_ext.grpc_frontend.settings import Listening
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.metrics.pauses import PauseMetrics
 from sglang_prefill_ext.process.collector import FROZEN_THRESHOLDS, Collector
-from sglang_prefill_ext.process.ports import bound
+from sglang_prefill_ext.process.ports import listener_at
 
 _ROLE = "fleet_router"
 
@@ -70,8 +70,7 @@ async def serve(settings: Settings, api_key: str) -> None:
         try:
             await fleet.wait_heard(_HEARD_S)
             _stop_on_signals(server)
-            listener = bound(settings.host, settings.port)
-            listener.listen(_BACKLOG)
+            listener = listener_at(settings.host, settings.port, _BACKLOG)
             serving = [server.serve(sockets=[listener])]
             if settings.grpc_port is not None:
                 listening = Listening(

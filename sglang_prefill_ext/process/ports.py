@@ -120,3 +120,18 @@ def bound(
             f"--host {host} {flag} {port} cannot be used ({error}). Choose another address."
         ) from error
     return made
+
+
+def listener_at(host: str, port: int, backlog: int) -> socket.socket:
+    """Return a socket of this process that listens at a port, which it shares as `bound` does.
+
+    Its connections keep nobody from the port while they end, which takes a minute: `reserved`
+    refuses a port only because of what is bound to it or listens there.
+
+    Raises:
+        ConfigError: see `bound`.
+    """
+    made = bound(host, port)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections inherit it
+    made.listen(backlog)
+    return made

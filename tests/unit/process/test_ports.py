@@ -8,7 +8,14 @@ import pytest
 
 from sglang_prefill_ext.errors import ConfigError, ServerStartError
 from sglang_prefill_ext.process import ports
-from sglang_prefill_ext.process.ports import await_listener, bound, free_port, joined, reserved
+from sglang_prefill_ext.process.ports import (
+    await_listener,
+    bound,
+    free_port,
+    joined,
+    listener_at,
+    reserved,
+)
 
 
 def test_free_port_can_be_bound() -> None:
@@ -57,6 +64,16 @@ def test_a_port_is_kept_for_those_that_share_it() -> None:
             ):
                 pass
         assert port > 0
+
+
+def test_connections_that_end_keep_nobody_from_a_port() -> None:
+    with reserved("127.0.0.1", 0) as port:
+        listener = listener_at("127.0.0.1", port, 1)
+        with listener, socket.create_connection(("127.0.0.1", port)) as client:
+            listener.accept()[0].close()  # first, so it stays for a minute after the client's end
+            assert client.recv(1) == b""
+    with reserved("127.0.0.1", port) as again:
+        assert again == port
 
 
 def test_an_address_that_is_none_is_refused() -> None:
