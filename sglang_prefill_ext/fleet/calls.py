@@ -33,7 +33,8 @@ class Calls:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def take_rows(self, rid: str, rows: PackedRows, options: RequestOptions) -> None:
-        """Serve rows of the session."""
+        """Serve rows of the session; engines that all hang hold them no longer than is allowed."""
+        options = options.within(self.session.facts.config.timeout_ms)
         self._begin(rid, self._serve(rid, rows, options))
 
     def take(self, message: Stock | Abort) -> None:

@@ -121,6 +121,7 @@ def _settings(manager: Any) -> dict[str, str]:
         "--revision": args.revision,
         "--quantization": args.quantization,
         "--kv-cache-dtype": args.kv_cache_dtype,
+        "--context-length": manager.context_len,
         "--allow-auto-truncate": manager.allow_auto_truncate,
         "--enable-mis": args.enable_mis,
         "weight version": manager.config_value("weight_version"),

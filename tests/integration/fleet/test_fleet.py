@@ -296,6 +296,13 @@ def test_calls_of_the_engine_itself_come_from_its_own_route(one: Client) -> None
     assert one.score(arguments)["scores"]
 
 
+def test_an_offer_tells_the_longest_context(one: Client) -> None:
+    offer = carrier.state_from(one.http.get(carrier.FACTS_PATH).content).offer
+    (model,) = one.http.get("/v1/models").json()["data"]
+    assert offer is not None
+    assert offer.settings["--context-length"] == str(model["max_model_len"])
+
+
 def test_an_engine_that_differs_is_refused_and_the_difference_named(
     engines: tuple[Serving, Serving], server: LocalServer
 ) -> None:

@@ -18,6 +18,7 @@ import pytest
 from msgspec.structs import replace
 
 from sglang_prefill_ext.border.http_server import carrier_routes
+from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import EngineUnavailableError
 from sglang_prefill_ext.fleet import fleet as fleet_module
 from sglang_prefill_ext.fleet.fleet import Fleet
@@ -492,3 +493,11 @@ async def test_without_a_session_requests_go_whole_to_one_engine() -> None:
         await one.wait_for(up=1)
         with pytest.raises(EngineUnavailableError, match="cannot serve the engines of stub"):
             _ = one.fleet.session
+
+
+async def test_the_timeout_of_engines_holds_though_they_all_hang() -> None:
+    a = Stub(offer=an_offer(facts=facts(config=PrefillOnlyConfig(timeout_ms=300))))
+    a.engine.fall_silent()
+    async with routed(a) as one:
+        answer = await one.http.post("/v1/score", json=SCORE)
+        assert (answer.status_code, one.fleet.in_flight) == (504, 0)
