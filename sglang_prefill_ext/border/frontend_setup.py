@@ -120,10 +120,10 @@ def _server(manager: Any, config: PrefillOnlyConfig) -> PrefillServer:
         texts=_texts(manager, path, link),
         chats=link.texts if _encodes_chats_as_texts(manager.tokenizer) else None,
     )
-    if not manager.is_generation:
-        server.embed = EmbedFrontend(path)
-    elif manager.tokenizer is not None:
+    if manager.is_generation:
         server.tokens = TokenFrontend(path)
+    else:
+        server.embed = EmbedFrontend(path)
     return server
 
 

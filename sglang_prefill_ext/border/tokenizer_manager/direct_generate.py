@@ -179,7 +179,8 @@ class DirectGenerate:
             **of_frontend,
             "response_sent_to_client_ts": time.time(),
         }
-        return {"text": text, "output_ids": output_ids, "meta_info": meta_info}
+        fields = {"output_ids": output_ids, "meta_info": meta_info}
+        return fields if self._manager.tokenizer is None else {"text": text} | fields
 
 
 def _prompt_of(body: GenerateBody, sampling: Any, ids: list[int]) -> TokenRequest:

@@ -24,7 +24,7 @@ class PrefillServer:
 
     Attributes:
         embed: front end of a model that makes vectors; None for one that generates.
-        tokens: front end of a model that generates; None without a tokenizer, too.
+        tokens: front end of a model that generates; None for one that makes vectors.
         texts: encodes texts in the manager's place; None if the manager encodes them unusually.
         chats: encodes chats; None if the tokenizer encodes in a way of its own.
     """

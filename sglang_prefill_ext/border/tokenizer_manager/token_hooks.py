@@ -32,7 +32,6 @@ from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.token.token_answer import answer_of
 from sglang_prefill_ext.frontend.token.token_call import TokenCall
 from sglang_prefill_ext.frontend.token.token_frontend import TokenFrontend
-from sglang_prefill_ext.wire.stock_reason import StockReason
 
 _Send = Callable[..., Awaitable[None]]
 
@@ -53,7 +52,7 @@ async def send_batch(original: _Send, manager: Any, tokenized_objs: list[Any]) -
 def _takes_over(manager: Any, tokenized_obj: Any) -> bool:
     """Start to serve a request on the packed path, if it can be."""
     server, context = server_of(manager), current_call()
-    if server is None or server.embed is not None or context.is_stock:
+    if server is None or server.tokens is None or context.is_stock:
         return False
     is_generation = isinstance(tokenized_obj, TokenizedGenerateReqInput)
     if not is_generation or not is_decision(tokenized_obj, tokenized_obj.sampling_params):
@@ -61,8 +60,6 @@ def _takes_over(manager: Any, tokenized_obj: Any) -> bool:
     try:
         with counted(server.path.metrics, context):
             context.raise_if_opted_out()
-            if server.tokens is None:
-                raise StockPathTaken(StockReason.NO_TOKENIZER)
             call = _call_of(manager, server.tokens, tokenized_obj)
             options = context.options(server.path.config)
     except StockPathTaken as taken:

@@ -1,15 +1,18 @@
-"""Writes answers of packed calls as the messages that SGLang's detokenizer sends."""
+"""Writes answers of packed calls as the messages that SGLang's front end gets.
+
+They come from its detokenizer, or without a tokenizer from its scheduler, and then have no text.
+"""
 
 from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import fields
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, TypeAlias
 
-from sglang.srt.managers.io_struct import BatchStrOutput
+from sglang.srt.managers.io_struct import BatchStrOutput, BatchTokenIDOutput
 from sglang.srt.observability.req_time_stats import SchedulerReqTimeStats
 from sglang.srt.utils.weight_versions import WeightVersionSpan
 
@@ -17,10 +20,21 @@ from sglang_prefill_ext.frontend.batch_exchange import ReadOut
 from sglang_prefill_ext.frontend.token.token_answer import TokenAnswer, first_text
 from sglang_prefill_ext.wire.arrays import Int32Array
 
+_Output: TypeAlias = BatchStrOutput | BatchTokenIDOutput
+
 _LISTS = tuple(field.name for field in fields(TokenAnswer) if field.name != "token")
 
+_FOR_DETOKENIZER: dict[str, Any] = dict.fromkeys(
+    (
+        *("decoded_texts", "decode_ids", "read_offsets"),
+        *("skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"),
+    ),
+    (),
+)
+"""Fields of SGLang's message that only its detokenizer reads."""
 
-def finished(manager: Any, request: Any, answer: TokenAnswer, read_out: ReadOut) -> BatchStrOutput:
+
+def finished(manager: Any, request: Any, answer: TokenAnswer, read_out: ReadOut) -> _Output:
     """The answer to a tokenized request that was read just now."""
     sampling = request.sampling_params
     stops = stop_tokens(manager, sampling)
@@ -50,6 +64,8 @@ def ending(
 ) -> tuple[dict[str, Any], str]:
     """Return why a generation ends after `token`, and the text that the token adds to the prompt.
 
+    Without a tokenizer the text is empty.
+
     Args:
         sampling: SGLang's parameters.
         stops: `stop_tokens` of them.
@@ -61,7 +77,7 @@ def ending(
     stop = _stop_string(manager.tokenizer, sampling.stop_strs, token)
     ends = stop is None and not sampling.ignore_eos and token in stops
     text = ""
-    if not ends or sampling.no_stop_trim:
+    if manager.tokenizer is not None and (not ends or sampling.no_stop_trim):
         text = first_text(
             manager.tokenizer,
             prompt,
@@ -85,7 +101,7 @@ def _stop_string(tokenizer: Any, stops: Sequence[str], token: int) -> str | None
     return next((each for each in stops if each in text), None)
 
 
-def aborted(manager: Any, request: Any, message: str, status: int) -> BatchStrOutput:
+def aborted(manager: Any, request: Any, message: str, status: int) -> _Output:
     """The answer to a tokenized request that ends with an error, which has an HTTP status."""
     reason = {"type": "abort", "message": message, "status_code": status, "err_type": None}
     return _message(manager, request, TokenAnswer(), reason, "", 0)
@@ -98,14 +114,16 @@ def _message(
     reason: dict[str, Any],
     text: str,
     cached_tokens: int,
-) -> BatchStrOutput:
+) -> _Output:
     ids = [] if answer.token is None else [answer.token]
     version = manager.config_value("weight_version")
     lists = {name: [getattr(answer, name)] for name in _LISTS}
-    return BatchStrOutput(
+    output: Callable[..., _Output] = partial(BatchStrOutput, output_strs=[text])
+    if manager.tokenizer is None:
+        output = partial(BatchTokenIDOutput, **_FOR_DETOKENIZER)
+    return output(
         rids=[request.rid],
         finished_reasons=[reason],
-        output_strs=[text],
         output_ids=[array("q", ids)],
         prompt_tokens=[len(request.input_ids)],
         completion_tokens=[len(ids)],
@@ -134,9 +152,9 @@ def cached_details(cached_tokens: int) -> dict[str, int] | None:
 
 def stop_tokens(manager: Any, sampling: Any) -> set[int]:
     """Tokens after which SGLang's scheduler ends a generation."""
-    model = manager.model_config
+    model, tokenizer = manager.model_config, manager.tokenizer
     named = {
-        *_tokenizer_stops(manager.tokenizer),
+        *(() if tokenizer is None else _tokenizer_stops(tokenizer)),
         *(sampling.stop_token_ids or ()),
         *(model.hf_eos_token_id or ()),
     }

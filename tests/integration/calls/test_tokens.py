@@ -23,7 +23,7 @@ from tests.integration.support.fuzz_bodies import GENERATION
 from tests.integration.support.fuzz_paths import fuzz
 from tests.integration.support.override_bodies import embeds
 from tests.integration.support.own_server import Serving, serving
-from tests.integration.support.parity import TOLERANCE, assert_same, both
+from tests.integration.support.parity import TOLERANCE, assert_same, assert_same_response, both
 from tests.integration.support.processes import (
     late_answer,
     passed_on,
@@ -62,6 +62,13 @@ def generator(
     flags += ("--tokenizer-path", str(tokenizer), "--enable-custom-logit-processor")
     with serving(model_dir("micro"), "tokens", *flags) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def without_tokenizer(model_dir: Callable[[str], Path]) -> Iterator[Client]:
+    flags = ("--enable-prefill-only", "--disable-radix-cache", "--skip-tokenizer-init")
+    with serving(model_dir("micro"), "no_tokenizer", *flags) as running:
+        yield running.client
 
 
 @pytest.fixture(scope="module")
@@ -392,6 +399,73 @@ def test_a_stream_is_one_event(generator: Serving) -> None:
     assert packed[-2:] == stock[-2:]
 
 
+CERTAIN = GREEDY | {"logit_bias": {"9": 1000}}
+ALL_LOG_PROBS = {
+    "return_logprob": True,
+    "logprob_start_len": 20,
+    "top_logprobs_num": 2,
+    "token_ids_logprob": [5, 9],
+}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"rid": "named"},
+        {"stream": True},
+        {"stream": True} | ALL_LOG_PROBS,
+        ALL_LOG_PROBS,
+        ALL_LOG_PROBS | {"return_text_in_logprobs": True},
+        ALL_LOG_PROBS | {"sampling_params": NOTHING},
+        ALL_LOG_PROBS | {"input_ids": PROMPTS},
+        {"input_ids": PROMPTS, "rid": ["a", "b", "c"]},
+        {"sampling_params": GREEDY | {"logit_bias": {"2": 1000}}},
+        {"sampling_params": CERTAIN | {"stop_token_ids": [9]}},
+        {"sampling_params": CERTAIN | {"stop_token_ids": [9], "no_stop_trim": True}},
+        {"return_prompt_token_ids": True},
+    ],
+    ids=str,
+)
+def test_without_a_tokenizer_ids_are_answered_as_by_stock(
+    without_tokenizer: Client, fields: Json
+) -> None:
+    body = {"input_ids": PROMPT, "sampling_params": GREEDY} | fields
+    with without_tokenizer.counting() as moved:
+        packed = without_tokenizer.post("/generate", body)
+    stock = without_tokenizer.post("/generate", body, stock=True)
+    assert (packed.status_code, stock.status_code) == (200, 200), (packed.text, stock.text)
+    prompts = len(PROMPTS) if body["input_ids"] is PROMPTS else 1
+    assert moved["frontend.requests.packed"] == prompts
+    assert not any(count for name, count in moved.items() if "fallbacks" in name)
+    found, wanted = (events(each.text) for each in (packed, stock))
+    assert_same(found, wanted)
+    for one, other in zip(found, wanted, strict=True):
+        assert "text" not in one
+        assert list(one) == list(other)
+        assert list(one["meta_info"]) == list(other["meta_info"])
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/generate", {"text": "a red shoe"}),
+        ("/generate", {"input_ids": PROMPT, "sampling_params": GREEDY | {"stop": "a"}}),
+        ("/generate", {"input_ids": PROMPT, "sampling_params": GREEDY | {"min_new_tokens": 1}}),
+        ("/v1/completions", {"prompt": "a red shoe", "max_tokens": 1}),
+        ("/v1/completions", {"prompt": PROMPT, "max_tokens": 1}),
+    ],
+    ids=["text", "stop string", "least tokens", "completion", "completion of ids"],
+)
+def test_without_a_tokenizer_what_needs_one_gets_stocks_error(
+    without_tokenizer: Client, path: str, fields: Json
+) -> None:
+    body = ({"sampling_params": GREEDY} if path == "/generate" else {"model": "m"}) | fields
+    packed, stock = (without_tokenizer.post(path, body, stock=stock) for stock in (False, True))
+    assert packed.status_code >= 400
+    assert_same_response(packed, stock)
+
+
 @pytest.mark.parametrize("token", [0, KNOWN_TOKENS - 1, KNOWN_TOKENS, 7999])
 @pytest.mark.parametrize("stream", [False, True])
 def test_tokens_beyond_the_tokenizer_have_stocks_text(
@@ -415,9 +489,14 @@ def test_tokens_beyond_the_tokenizer_have_stocks_text(
 
 def texts(answer: str) -> list[Any]:
     """The text of each event of an answer, or of the whole answer."""
-    events = [line.removeprefix("data: ") for line in answer.splitlines() if line]
-    read = [json.loads(event) for event in events if event != "[DONE]"]
-    return [each.get("text") or each["choices"] for each in read]
+    return [each.get("text") or each["choices"] for each in events(answer)]
+
+
+def events(answer: str) -> list[Any]:
+    """The events of an answer, the answers of a list, or the one answer."""
+    lines = [line.removeprefix("data: ") for line in answer.splitlines() if line]
+    read = [json.loads(line) for line in lines if line != "[DONE]"]
+    return read[0] if isinstance(read[0], list) else read
 
 
 @pytest.mark.parametrize(

@@ -180,6 +180,22 @@ def test_a_defect_of_ours_is_told_and_not_blamed_on_the_client(
     assert not caplog.records
 
 
+def test_without_a_tokenizer_there_is_no_text() -> None:
+    plain, found = answer(PLAIN), answer(PLAIN, tokenizer=None)
+    assert list(plain) == ["text", "output_ids", "meta_info"]
+    assert list(found) == ["output_ids", "meta_info"]
+    assert found["output_ids"] == plain["output_ids"] == [TOKEN]
+    assert list(found["meta_info"]) == list(plain["meta_info"])
+    ends = SimpleNamespace(vocab_size=VOCABULARY, hf_eos_token_id={TOKEN})
+    found = answer(PLAIN, tokenizer=None, model_config=ends)
+    assert found["meta_info"]["finish_reason"] == {"type": "stop", "matched": TOKEN}
+
+
+def test_without_a_tokenizer_sglang_refuses_stop_strings() -> None:
+    sampling = {"max_new_tokens": 1, "temperature": 0, "stop": "a"}
+    assert answer(PLAIN | {"sampling_params": sampling}, tokenizer=None) is None
+
+
 def test_texts_of_a_manager_that_encodes_them_itself_are_sglangs() -> None:
     assert answer({"text": "a", "sampling_params": PLAIN["sampling_params"]}) is None
 

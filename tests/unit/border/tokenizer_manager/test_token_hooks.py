@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sglang.srt.managers.io_struct import BatchTokenIDOutput
 
 from sglang_prefill_ext.border.tokenizer_manager import token_hooks
 from sglang_prefill_ext.border.tokenizer_manager.call_context import CallContext
@@ -40,7 +41,7 @@ class Manager:
     def __init__(self, failures: int = 0) -> None:
         self.rid_to_state: dict[str, Any] = {"r": SimpleNamespace(abort_sent=False)}
         self.model_config = SimpleNamespace(vocab_size=100, hf_eos_token_id=None)
-        self.tokenizer = Tokenizer()
+        self.tokenizer: Tokenizer | None = Tokenizer()
         self.answers: list[Any] = []
         self.sent: list[Any] = []
         self.failures = failures
@@ -147,17 +148,31 @@ async def test_what_sglang_cannot_be_sent_ends_the_call() -> None:
     assert (len(again.sent), again.answers) == (1, [])
 
 
-async def test_without_a_tokenizer_sglang_answers_and_it_is_counted(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("error", [None, ValueError("of ours")])
+async def test_without_a_tokenizer_the_answer_is_the_schedulers_without_text(
+    error: Exception | None,
 ) -> None:
-    monkeypatch.setattr(token_hooks, "TokenizedGenerateReqInput", SimpleNamespace)
+    manager = Manager()
+    manager.tokenizer, manager.model_config.hf_eos_token_id = None, {TOKEN}
+    await begun(manager, Frontend(error))
+    (answer,) = manager.answers
+    assert isinstance(answer, BatchTokenIDOutput)
+    assert [list(ids) for ids in answer.output_ids] == [[TOKEN] if error is None else []]
+    (reason,) = reasons(manager)
+    if error is None:
+        assert reason == {"type": "stop", "matched": TOKEN}
+    else:
+        assert reason["type"] == "abort"
+
+
+async def test_a_model_that_makes_vectors_sends_all_to_sglang() -> None:
     path, sent = path_of(StubLink()), []
 
     async def send(_manager: Any, request: Any) -> None:
         sent.append(request)
 
-    manager = SimpleNamespace(_prefill_only=SimpleNamespace(path=path, tokens=None, embed=None))
+    manager = SimpleNamespace(_prefill_only=SimpleNamespace(path=path, tokens=None))
     request = tokenized([5, 6])
     await token_hooks.send_one(send, manager, request)
     assert sent == [request]
-    assert path.metrics.as_dict()["fallbacks"] == {"no_tokenizer": 1}
+    assert path.metrics.as_dict()["fallbacks"] == {}
