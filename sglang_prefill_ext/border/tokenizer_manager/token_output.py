@@ -9,7 +9,7 @@ import time
 from array import array
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import fields
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 from sglang.srt.managers.io_struct import BatchStrOutput, BatchTokenIDOutput
@@ -118,9 +118,12 @@ def _message(
     ids = [] if answer.token is None else [answer.token]
     version = manager.config_value("weight_version")
     lists = {name: [getattr(answer, name)] for name in _LISTS}
-    output: Callable[..., _Output] = partial(BatchStrOutput, output_strs=[text])
+    output: Callable[..., _Output] = BatchStrOutput
     if manager.tokenizer is None:
-        output = partial(BatchTokenIDOutput, **_FOR_DETOKENIZER)
+        output = BatchTokenIDOutput
+        lists |= _FOR_DETOKENIZER
+    else:
+        lists["output_strs"] = [text]
     return output(
         rids=[request.rid],
         finished_reasons=[reason],
