@@ -34,6 +34,11 @@ class PrefixPolicy:
     came before are kept: a query that is asked once leaves nothing behind. A block is recognised by
     a digest of all tokens up to its end, so requests that differ later share their equal blocks. A
     prefix that comes again as a whole is kept as a whole, unless it is shorter than one block.
+
+    A conversation grows from call to call. So the first prefix that goes on behind blocks of
+    another is kept, too, but for as many blocks as the other had there, such as a question. Others
+    that go on at the same place, as behind a system prompt, are not.
+
     Decisions depend only on the requests and their order, so tensor-parallel ranks agree.
 
     Args:
@@ -44,7 +49,8 @@ class PrefixPolicy:
     def __init__(self, caching: PrefixCaching, page_tokens: int) -> None:
         self._caching = caching
         self._page_tokens = page_tokens
-        self._seen: OrderedDict[bytes, None] = OrderedDict()
+        # Whole blocks that came behind each block; None once others came there, too.
+        self._seen: OrderedDict[bytes, int | None] = OrderedDict()
 
     def tokens_to_commit(self, prefix: Int32Array, adapter: str = "", *, keep: bool = False) -> int:
         """Remember a prefix; return how many of its first tokens belong into the cache.
@@ -73,23 +79,31 @@ class PrefixPolicy:
             case PrefixCaching.ALWAYS:
                 kept = [*map(len, prefixes)]
             case PrefixCaching.REPEATED:
-                kept = self._tokens_seen(prefixes, adapter)
+                kept = self._tokens_repeated(prefixes, adapter)
         return [self.whole_pages(tokens) for tokens in kept]
 
     def whole_pages(self, tokens: int) -> int:
         return tokens // self._page_tokens * self._page_tokens
 
-    def _tokens_seen(self, prefixes: Sequence[Int32Array], adapter: str) -> list[int]:
-        """Tokens of each prefix in blocks that came before; remembers all of them."""
-        found, blocks = [], []
+    def _tokens_repeated(self, prefixes: Sequence[Int32Array], adapter: str) -> list[int]:
+        """What `REPEATED` keeps of each prefix; remembers all of them."""
+        found: list[int] = []
+        followed: dict[bytes, int | None] = {}
         for prefix in prefixes:
-            keys = _digests(prefix, adapter)
+            keys, whole = _digests(prefix, adapter), len(prefix) // BLOCK_TOKENS
             known = next((n for n in range(len(keys), 0, -1) if keys[n - 1] in self._seen), 0)
-            found.append(min(known * BLOCK_TOKENS, len(prefix)))
-            blocks += keys
-        for key in blocks:  # two steps, as other threads may do the same
+            kept = min(known * BLOCK_TOKENS, len(prefix))
+            followed |= {key: self._seen.get(key) for key in keys[:known]}
+            if 0 < known < whole:
+                ended = followed[keys[known - 1]]
+                if ended is not None:
+                    kept = max(kept, len(prefix) - ended * BLOCK_TOKENS)
+                followed[keys[known - 1]] = None
+            followed |= {key: max(0, whole - n) for n, key in enumerate(keys[known:], known + 1)}
+            found.append(kept)
+        for key, blocks in followed.items():  # two steps, as other threads may do the same
             self._seen.pop(key, None)
-            self._seen[key] = None
+            self._seen[key] = blocks
         while len(self._seen) > REMEMBERED_BLOCKS:
             self._seen.popitem(last=False)
         return found

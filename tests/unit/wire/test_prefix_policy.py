@@ -47,14 +47,46 @@ def test_only_whole_pages_of_the_prefix_are_committed(
 def test_repeated_commits_the_blocks_that_came_before_the_last_as_short_as_it_is(
     page: int, prefixes: list[Int32Array]
 ) -> None:
+    """And what goes on behind them, unless something else did before."""
     policy = PrefixPolicy(PrefixCaching.REPEATED, page)
-    seen: set[tuple[int, ...]] = set()
+    behind: dict[tuple[int, ...], int] = {}
+    went_on: set[tuple[int, ...]] = set()
     for prefix in prefixes:
         stops = [*range(BLOCK_TOKENS, len(prefix), BLOCK_TOKENS), len(prefix)]
         blocks = [tuple(prefix[:stop].tolist()) for stop in stops if stop >= BLOCK_TOKENS]
-        known = max((len(block) for block in blocks if block in seen), default=0)
-        assert policy.tokens_to_commit(prefix) == known // page * page
-        seen.update(blocks)
+        known = max((block for block in blocks if block in behind), key=len, default=())
+        grown = len(known)
+        whole = len(prefix) // BLOCK_TOKENS * BLOCK_TOKENS
+        if 0 < len(known) < whole and known not in went_on:
+            grown = max(grown, len(prefix) - behind[known])
+            went_on.add(known)
+        assert policy.tokens_to_commit(prefix) == grown // page * page
+        for block in blocks:
+            behind.setdefault(block, max(0, whole - len(block)))
+
+
+def turn(*parts: tuple[int, int]) -> Int32Array:
+    """A prompt of parts, each with a length and the first of its tokens."""
+    return np.concatenate([tokens(length, first) for length, first in parts])
+
+
+def test_a_prompt_that_grows_is_kept_as_a_whole_from_its_second_turn_on() -> None:
+    policy = PrefixPolicy(PrefixCaching.REPEATED, 1)
+    turns = [tokens(length) for length in (40, 70, 75, 100, 170)]
+    assert [policy.tokens_to_commit(each) for each in turns] == [0, 70, 64, 100, 170]
+
+
+def test_a_question_at_the_end_of_each_turn_is_not_kept() -> None:
+    policy, question = PrefixPolicy(PrefixCaching.REPEATED, 1), (32, 5_000)
+    turns = [turn((length, 0), question) for length in (64, 112, 192)]
+    assert [policy.tokens_to_commit(each) for each in turns] == [0, 112, 192]
+
+
+def test_prompts_behind_a_system_prompt_do_not_grow_but_for_one() -> None:
+    policy = PrefixPolicy(PrefixCaching.REPEATED, 1)
+    lengths = (48, 96, 96, 200)
+    prompts = [turn((64, 0), (length, 1_000 * n)) for n, length in enumerate(lengths, 1)]
+    assert [policy.tokens_to_commit(each) for each in prompts] == [0, 112, 64, 64]
 
 
 def test_what_came_with_another_adapter_did_not_come_before() -> None:
@@ -109,7 +141,7 @@ def test_less_than_a_block_is_not_worth_keeping() -> None:
 def test_a_last_block_is_recognised_only_where_it_ends_alike() -> None:
     policy = PrefixPolicy(PrefixCaching.REPEATED, 1)
     lengths = [31, 33, 31, 30]
-    assert [policy.tokens_to_commit(tokens(length)) for length in lengths] == [0, 16, 31, 16]
+    assert [policy.tokens_to_commit(tokens(length)) for length in lengths] == [0, 33, 31, 16]
 
 
 def test_the_longest_unseen_are_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +158,7 @@ def test_prefixes_that_come_together_do_not_make_each_other_known() -> None:
     policy = PrefixPolicy(PrefixCaching.REPEATED, page_tokens=1)
     together = [tokens(48), tokens(64)]
     assert policy.tokens_kept(together) == [0, 0]
-    assert policy.tokens_kept([*together, tokens(80)]) == [48, 64, 64]
+    assert policy.tokens_kept([*together, tokens(80)]) == [48, 64, 80]
     assert PrefixPolicy(PrefixCaching.NEVER, 1).tokens_kept(together) == [0, 0]
     assert PrefixPolicy(PrefixCaching.ALWAYS, 1).tokens_kept(together) == [48, 64]
 
