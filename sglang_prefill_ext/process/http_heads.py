@@ -1,12 +1,14 @@
-"""Limits the size of the heads of requests that uvicorn reads with httptools.
+"""Makes uvicorn read heads of requests with httptools as it does with h11.
 
 uvicorn uses httptools if that is installed. It reads faster than h11, but keeps an unfinished head
-of any length, and copies it with every packet, before any API key is checked. And it takes the
-trailers behind a body for headers.
+of any length, and copies it with every packet, before any API key is checked. It takes the trailers
+behind a body for headers. And it loses the body of a request that offers to go on in another
+protocol, as the first one of Java's HTTP client does.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -26,21 +28,25 @@ class LimitedHeads(HttpToolsProtocol):
 
     It counts the bytes since a head was complete or a part of a body was read, so trailers are
     limited as well; as with h11, nobody sees them. A head that arrives complete in one piece is
-    read whatever its length.
+    read whatever its length. An offer of another protocol than WebSocket is ignored.
     """
 
     _unread = 0
+    _data = b""
 
     def data_received(self, data: bytes) -> None:
         if self._unread > LONGEST_HEAD:
             return  # refused; an earlier request is still being answered
         self._unread += len(data)
+        self._data = data
         super().data_received(data)
         if self._unread > LONGEST_HEAD:
             self._refuse()
 
     def on_headers_complete(self) -> None:
         self._unread = 0
+        if self._ignores_upgrade:
+            return  # the head is read again
         super().on_headers_complete()
         # Trailers are added to this list. They are no headers: what stands before this server may
         # have looked at those alone.
@@ -49,6 +55,26 @@ class LimitedHeads(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._unread = 0
         super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self._ignores_upgrade:
+            super().on_message_complete()
+
+    @property
+    def _ignores_upgrade(self) -> bool:
+        upgrades = self.parser.should_upgrade() and self._get_upgrade() is not None
+        return upgrades and not self._should_upgrade()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Read the head again without the offer, behind which httptools reads no body."""
+        stopped = sys.exception()
+        if stopped is None or self._get_upgrade() is None:  # CONNECT
+            return super()._unsupported_upgrade_warning()
+        kept = [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
+        version = self.parser.get_http_version().encode()
+        first = b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)
+        head = b"\r\n".join([first, *kept, b"", b""])
+        return super().data_received(head + self._data[stopped.args[0] :])
 
     def _refuse(self) -> None:
         cycle = self.cycle

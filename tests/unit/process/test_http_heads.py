@@ -123,6 +123,23 @@ async def test_trailers_are_no_headers(connection: Connection, piece: int) -> No
     assert connection.headers == [{b"host": b"x", b"transfer-encoding": b"chunked"}] * 2
 
 
+@pytest.mark.parametrize("piece", [1, 50, 2**16])
+@pytest.mark.parametrize("body", [b"content-length: 2\r\n\r\n{}", None], ids=["length", "chunked"])
+async def test_an_offer_of_another_protocol_loses_no_body(
+    connection: Connection, piece: int, body: bytes | None
+) -> None:
+    """Java's HTTP client makes it with its first request."""
+    offer = b"connection: Upgrade, HTTP2-Settings\r\nhttp2-settings: AAEAAEAA\r\nupgrade: h2c\r\n"
+    chunks = b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
+    for head in (GET + offer + b"\r\n", POST + offer + (body or chunks), PADDED):
+        await connection.feed(head, piece)
+        await connection.settled()
+    assert connection.lengths == [0, 2, 0]
+    assert connection.headers[1][b"http2-settings"] == b"AAEAAEAA"
+    assert connection.wire.written.count(b"200 OK") == 3
+    assert not connection.wire.closed
+
+
 @pytest.mark.parametrize("endless", [b"a:\r\n", b"a: b\r\n"])
 async def test_headers_without_number_are_refused(connection: Connection, endless: bytes) -> None:
     assert await connection.feed(GET + endless * 2**18) <= LONGEST_HEAD + PIECE
