@@ -88,7 +88,8 @@ def step_then_next_batch(
         # It looks at every count: profiles start at one of them, and end at another.
         scheduler.profiler_manager._profile_batch_predicate(_LIKE_A_PREFILL)
         # SGLang itself does it for its own batches, and once nothing is left to do.
-        scheduler.kv_events_publisher.publish_kv_events()
+        if scheduler.kv_events_publisher.enable_kv_cache_events:
+            scheduler.kv_events_publisher.publish_kv_events()
     if beside_stock:
         work.make_room()
     if work.has_given_room():

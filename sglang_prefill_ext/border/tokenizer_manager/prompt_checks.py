@@ -162,10 +162,8 @@ def _check_hidden_states(wanted: Any) -> None:
         raise wrong(field, f'{wanted!r:.80} is no choice; send true, false or "last".')
 
 
-def _check_session(given: Any) -> None:
+def _check_session(given: dict[str, Any]) -> None:
     """Refuse parameters of a session that SGLang does not know, look up, or cut prompts at."""
-    if not isinstance(given, dict):
-        raise wrong("session_params", f"{given!r:.80} is no object; send one for one prompt.")
     for name in given.keys() - SessionParams.__struct_fields__:
         raise wrong(f"session_params.{name}", "is not known; leave it out.")
     for name in ("id", "rid"):

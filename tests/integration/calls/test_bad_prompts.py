@@ -151,14 +151,6 @@ def test_session_parameters_that_a_plain_server_fails_on(client: Client, wrong: 
     client.post("/close_session", {"session_id": opened})
 
 
-@pytest.mark.patch("P22")
-def test_a_list_of_sessions_for_one_prompt(client: Client) -> None:
-    body = {"input_ids": [5, 6], "session_params": [{"id": "a"}]} | SAMPLING
-    response = client.post("/generate", body)
-    assert response.status_code == 400
-    assert "session_params: " in message_of(response.json())
-
-
 @pytest.mark.patch("P76")
 @pytest.mark.parametrize("after", [{}, {"rid": "first"}], ids=["all", "those after one"])
 def test_turns_whose_replacement_ends_a_plain_server(client: Client, after: Json) -> None:

@@ -60,7 +60,9 @@ class Scheduler:
         self.profiled: list[tuple[int, str]] = []
         self.profiler_manager = SimpleNamespace(_profile_batch_predicate=self._note)
         self.published_behind: list[int] = []
-        self.kv_events_publisher = SimpleNamespace(publish_kv_events=self._publish)
+        self.kv_events_publisher = SimpleNamespace(
+            enable_kv_cache_events=True, publish_kv_events=self._publish
+        )
         self.waiting_queue: list[object] = []
         self.metrics_collector_context = SimpleNamespace(current_scheduler_metrics_enabled=False)
         model = SimpleNamespace(forward=lambda input_embeds: None, get_input_embeddings=None)
