@@ -92,8 +92,9 @@ class Router:
         try:
             body = await self._body_of(request)
             request.state.came_ms = time.time() * 1e3  # from here the client's timeout counts
-            answer = _unauthorized()
-            if body is not None:
+            if body is None:
+                answer = _unauthorized()
+            else:
                 own = self._own.get(path) if request.method == "GET" else None
                 found = own(request) if own else await self._divided(path, body, request)
                 if found is None:

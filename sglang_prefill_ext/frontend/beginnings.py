@@ -25,7 +25,7 @@ class Beginning(NamedTuple):
     Attributes:
         members: indices of the prompts.
         prefix: how many tokens they share, at most all but one.
-        repeated: this prefix came before, so the prefix cache is to keep it.
+        repeated: it came before, or will come again, so the prefix cache is to keep it.
     """
 
     members: list[int]
@@ -81,7 +81,8 @@ def _known_tokens(
     adapter: str,
     policy: PrefixPolicy | None,
 ) -> dict[int, int]:
-    """How many tokens of each of these prompts came before; empty without a prefix cache."""
+    """How many tokens of each of these prompts the cache has or is to keep, because they came
+    before or will come again; empty without a prefix cache."""
     members = [each for part in parts for each in part]
     if policy is None or not members:
         return {}

@@ -22,6 +22,7 @@ _TEXTS = ("0025-encode-texts-off-the-event-loop.patch",)
 
 _around = partial(Patch, kind=Kind.AROUND, group=Group.FRONTEND)
 _after = partial(Patch, kind=Kind.AFTER, group=Group.FRONTEND)
+_before = partial(Patch, kind=Kind.BEFORE, group=Group.FRONTEND)
 
 FRONTEND_PATCHES: tuple[Patch, ...] = (
     _after(
@@ -40,12 +41,10 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         relies_on="ScoreResult",
         diffs=("0005-score-fast-path.patch",),
     ),
-    Patch(
+    _before(
         id="P22",
         target=f"{_TOKENIZER_MANAGER}._validate_one_request",
-        kind=Kind.BEFORE,
         hook=f"{_HOOKS}.prompt_checks:validate_prompt",
-        group=Group.FRONTEND,
         why="Prompts, ids, numbers and embeddings that cannot work would crash the scheduler, and "
         "unknown labels the server.",
         relies_on="obj.input_embeds input_ids",
@@ -62,12 +61,10 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
             "0048-check-the-parameters-of-a-session.patch",
         ),
     ),
-    Patch(
+    _before(
         id="P79",
         target=f"{_MANAGERS}.io_struct.GenerateReqInput._normalize_lora_paths",
-        kind=Kind.BEFORE,
         hook=f"{_HOOKS}.prompt_checks:check_adapters",
-        group=Group.FRONTEND,
         why="A list with more LoRA adapters than prompts would block all unloading.",
         relies_on="self.lora_path",
         diffs=("0051-refuse-adapters-without-a-prompt.patch",),

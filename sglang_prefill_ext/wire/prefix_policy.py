@@ -213,7 +213,7 @@ def lone_prefix(
         keep: the client says that the prompt will come again, so it counts as seen.
 
     Returns:
-        How many of its tokens to look up, and whether they are known to have come before.
+        How many of its tokens to look up, and whether the cache is to keep them in any case.
     """
     if policy is None:
         return 0, False
