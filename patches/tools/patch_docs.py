@@ -35,25 +35,26 @@ _COLUMNS = """\
 
 def tables(diffs: Sequence[Diff], patches: Sequence[Patch] = PATCHES) -> str:
     """The changes as Markdown, one table per group."""
-    adds = {diff.name: diff.adds for diff in diffs}
+    numbered = {diff.number: diff for diff in diffs}
     lines: list[str] = []
     for group in Group:
         if members := [patch for patch in patches if patch.group is group]:
-            rows = (_row(patch, adds) for patch in members)
+            rows = (_row(patch, numbered) for patch in members)
             lines += [f"## Group `{group}`", "", *wrap(_APPLIED[group], 100), ""]
             lines += [_COLUMNS, *rows, ""]
     return "\n".join(lines).rstrip()
 
 
-def _row(patch: Patch, adds: Mapping[str, list[str]]) -> str:
+def _row(patch: Patch, numbered: Mapping[str, Diff]) -> str:
     loaded = " Only where its module is loaded already." if patch.only_if_imported else ""
-    added = [name for diff in patch.diffs for name in adds[diff]]
+    diffs = [numbered[number] for number in patch.diffs.split()]
+    added = [name for diff in diffs for name in diff.adds]
     cells = [
         patch.id,
         f"{patch.kind} `{patch.target.removeprefix(_SGLANG)}`",
         f"`{patch.hook.removeprefix(_BORDER)}`",
         patch.why + loaded,
-        ", ".join(f"[{diff[:4]}](../patches/{diff})" for diff in patch.diffs),
+        ", ".join(f"[{diff.number}](../patches/{diff.name})" for diff in diffs),
         ", ".join(f"`{name.removeprefix(_SGLANG)}`" for name in added),
     ]
     return f"| {' | '.join(cells)} |"

@@ -95,7 +95,7 @@ def table(diffs: Sequence[Diff], patches: Sequence[Patch] = PATCHES) -> str:
 
 
 def _row(diff: Diff, patches: Sequence[Patch], columns: Sequence[str]) -> str:
-    replaced = [patch.id for patch in patches if diff.name in patch.diffs]
+    replaced = [patch.id for patch in patches if diff.number in patch.diffs.split()]
     cells = (
         f"[{diff.number}]({diff.name})",
         diff.subject.replace("|", r"\|"),

@@ -10,10 +10,6 @@ _SRT = "sglang.srt"
 _HOOKS = "sglang_prefill_ext.border.cpu"
 _PAGEABLE_HOOK = f"{_HOOKS}.cpu_platform:without_pinning"
 
-_PAGEABLE = ("0019-lora-without-pinned-memory.patch",)
-_DELTA_RULE = "0038-gated-delta-rule-on-torch.patch"
-_STATE_SPACE = "0039-state-spaces-and-convolutions-on-torch.patch"
-
 _around = partial(Patch, kind=Kind.AROUND, group=Group.CPU)
 
 CPU_PATCHES: tuple[Patch, ...] = (
@@ -23,7 +19,7 @@ CPU_PATCHES: tuple[Patch, ...] = (
         hook=_PAGEABLE_HOOK,
         why="A server with LoRA would not start: memory cannot be pinned without CUDA.",
         relies_on="self.init_lora_modules self.update_lora_info",
-        diffs=_PAGEABLE,
+        diffs="0019",
     ),
     _around(
         id="P51",
@@ -31,7 +27,7 @@ CPU_PATCHES: tuple[Patch, ...] = (
         hook=_PAGEABLE_HOOK,
         why="As without P50, for every batch.",
         relies_on="torch.tensor self.batch_info",
-        diffs=_PAGEABLE,
+        diffs="0019",
     ),
     _around(
         id="P54",
@@ -39,7 +35,7 @@ CPU_PATCHES: tuple[Patch, ...] = (
         hook=f"{_HOOKS}.cpu_platform:capped_on_host",
         why="A model with a soft cap of its logits would answer nothing.",
         relies_on="full_logits final_logit_softcapping",
-        diffs=("0024-soft-cap-of-logits-on-the-cpu.patch",),
+        diffs="0024",
     ),
     _around(
         id="P65",
@@ -47,7 +43,7 @@ CPU_PATCHES: tuple[Patch, ...] = (
         hook=f"{_HOOKS}.attention:over_latents",
         why="A model with latent attention would answer nothing.",
         relies_on="self.current_attention_backend AttentionBackendRegistry",
-        diffs=("0037-latent-attention-on-torch-native.patch",),
+        diffs="0037",
     ),
     _around(
         id="P66",
@@ -55,7 +51,7 @@ CPU_PATCHES: tuple[Patch, ...] = (
         hook=f"{_HOOKS}.attention:carried",
         why="A model with a gated delta rule would answer nothing.",
         relies_on="self.req_to_token_pool self.forward_metadata",
-        diffs=(_DELTA_RULE,),
+        diffs="0038",
     ),
     _around(
         id="P67",
@@ -63,7 +59,7 @@ CPU_PATCHES: tuple[Patch, ...] = (
         hook=f"{_HOOKS}.attention:carried",
         why="Such a model would generate nothing.",
         relies_on="self.req_to_token_pool self.forward_metadata",
-        diffs=(_DELTA_RULE,),
+        diffs="0038",
     ),
     _around(
         id="P68",
@@ -71,7 +67,7 @@ CPU_PATCHES: tuple[Patch, ...] = (
         hook=f"{_HOOKS}.attention:gated_norm",
         why="Its gated norms would fail.",
         relies_on="self.weight self.eps self.activation self.group_size self.norm_before_gate",
-        diffs=(_DELTA_RULE,),
+        diffs="0038",
     ),
     _around(
         id="P69",
@@ -80,7 +76,7 @@ CPU_PATCHES: tuple[Patch, ...] = (
         hook=f"{_HOOKS}.attention:divided",
         why="Its projections would fail.",
         relies_on="mixed_qkvz mixed_ba",
-        diffs=(_DELTA_RULE,),
+        diffs="0038",
     ),
     _around(
         id="P70",
@@ -88,7 +84,7 @@ CPU_PATCHES: tuple[Patch, ...] = (
         hook=f"{_HOOKS}.attention:gated",
         why="Its gated attention would fail.",
         relies_on="attn_output gate",
-        diffs=(_DELTA_RULE,),
+        diffs="0038",
     ),
     _around(
         id="P71",
@@ -97,7 +93,7 @@ CPU_PATCHES: tuple[Patch, ...] = (
         why="A model with Mamba-2 would answer nothing.",
         relies_on="self.in_proj self.conv1d self.norm self.out_proj metadata.mixed_metadata "
         "layer_cache.temporal",
-        diffs=(_STATE_SPACE,),
+        diffs="0039",
     ),
     _around(
         id="P72",
@@ -105,7 +101,7 @@ CPU_PATCHES: tuple[Patch, ...] = (
         hook=f"{_HOOKS}.recurrent:of_sequences",
         why="A model with short convolutions (LFM2) would answer nothing.",
         relies_on="query_start_loc conv_states has_initial_state",
-        diffs=(_STATE_SPACE,),
+        diffs="0039",
     ),
     _around(
         id="P73",
@@ -113,6 +109,6 @@ CPU_PATCHES: tuple[Patch, ...] = (
         hook=f"{_HOOKS}.recurrent:of_tokens",
         why="Such a model would generate nothing.",
         relies_on="conv_state_indices",
-        diffs=(_STATE_SPACE,),
+        diffs="0039",
     ),
 )

@@ -15,11 +15,6 @@ _TOKENIZER_MANAGER = f"{_MANAGERS}.tokenizer_manager.TokenizerManager"
 _RERANK = "sglang.srt.entrypoints.openai.serving_rerank"
 _CHAT = "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat"
 
-_TOKENS = ("0018-offer-tokenized-requests.patch",)
-_CHATS = ("0027-offer-rendered-chats.patch",)
-_GC = ("0021-control-messages-to-every-process.patch",)
-_TEXTS = ("0025-encode-texts-off-the-event-loop.patch",)
-
 _around = partial(Patch, kind=Kind.AROUND, group=Group.FRONTEND)
 _after = partial(Patch, kind=Kind.AFTER, group=Group.FRONTEND)
 _before = partial(Patch, kind=Kind.BEFORE, group=Group.FRONTEND)
@@ -31,7 +26,7 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         hook=f"{_BORDER}.frontend_setup:attach_server",
         why="The tokenizer manager would exit at a packed result.",
         relies_on="self._result_dispatcher TypeBasedDispatcher",
-        diffs=("0003-plugin-message-types.patch",),
+        diffs="0003",
     ),
     _around(
         id="P21",
@@ -39,7 +34,7 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         hook=f"{_HOOKS}.score_hooks:score_request",
         why="Every item of a scoring call would be a request of its own.",
         relies_on="ScoreResult",
-        diffs=("0005-score-fast-path.patch",),
+        diffs="0005",
     ),
     _before(
         id="P22",
@@ -48,18 +43,7 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         why="Prompts, ids, numbers and embeddings that cannot work would crash the scheduler, and "
         "unknown labels the server.",
         relies_on="obj.input_embeds input_ids",
-        diffs=(
-            "0007-reject-empty-prompts.patch",
-            "0008-reject-out-of-vocabulary-ids.patch",
-            "0028-refuse-numbers-that-end-the-scheduler.patch",
-            "0029-refuse-readout-positions-that-end-the-scheduler.patch",
-            "0031-refuse-input-embeds-that-end-the-scheduler.patch",
-            "0042-refuse-custom-labels-that-end-the-server.patch",
-            "0043-refuse-a-list-of-hidden-states-for-one-prompt.patch",
-            "0044-refuse-what-is-no-logit-processor.patch",
-            "0046-refuse-to-decode-for-vectors.patch",
-            "0048-check-the-parameters-of-a-session.patch",
-        ),
+        diffs="0007 0008 0028 0029 0031 0042 0043 0044 0046 0048",
     ),
     _before(
         id="P79",
@@ -67,7 +51,7 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         hook=f"{_HOOKS}.prompt_checks:check_adapters",
         why="A list with more LoRA adapters than prompts would block all unloading.",
         relies_on="self.lora_path",
-        diffs=("0051-refuse-adapters-without-a-prompt.patch",),
+        diffs="0051",
     ),
     _around(
         id="P23",
@@ -75,7 +59,7 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         hook=f"{_BORDER}.http_server.fast_route:answer_errors",
         why="A rejected client would not learn when to retry: SGLang drops headers of errors.",
         relies_on="HTTPException self.create_error_response",
-        diffs=("0013-keep-headers-of-http-errors.patch",),
+        diffs="0013",
     ),
     _around(
         id="P24",
@@ -83,7 +67,7 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         hook=f"{_HOOKS}.embed_hooks:generate_request",
         why="Every prompt of an embedding call would be a request of its own.",
         relies_on="EmbeddingReqInput obj.normalize_batch_and_arguments",
-        diffs=("0016-embedding-fast-path.patch",),
+        diffs="0016",
     ),
     _around(
         id="P25",
@@ -92,7 +76,7 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         why="The event loop would compile the chat template for every document.",
         relies_on="_render_jinja_chat_template self.tokenizer_manager.score_prompts "
         "_qwen3_rerank_score self._build_rerank_response",
-        diffs=("0017-rerank-compile-template-once.patch",),
+        diffs="0017",
     ),
     _around(
         id="P64",
@@ -101,7 +85,7 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         why="Documents would be scored one after the other.",
         relies_on="self._build_vl_reranker_content GenerateReqInput "
         "self._extract_score_from_logprobs self._build_rerank_response",
-        diffs=("0036-rerank-documents-together.patch",),
+        diffs="0036",
     ),
     _around(
         id="P26",
@@ -109,7 +93,7 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         hook=f"{_HOOKS}.token_hooks:send_one",
         why="A request that ends with its prompt would go through batches and decoding.",
         relies_on="self._dispatch_to_scheduler self._mark_state_dispatched",
-        diffs=_TOKENS,
+        diffs="0018",
     ),
     _around(
         id="P27",
@@ -117,7 +101,7 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         hook=f"{_HOOKS}.token_hooks:send_batch",
         why="As without P26, for texts tokenized in one call.",
         relies_on="self._dispatch_to_scheduler self._mark_state_dispatched",
-        diffs=_TOKENS,
+        diffs="0018",
     ),
     _around(
         id="P43",
@@ -126,7 +110,7 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         why="The tokenizer router and attached front ends would not freeze; garbage of the start "
         "would be frozen.",
         relies_on="FreezeGCReq gc_threshold self._dispatch_to_scheduler",
-        diffs=_GC,
+        diffs="0021",
     ),
     _around(
         id="P48",
@@ -134,7 +118,7 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         hook=f"{_BORDER}.gc_control:freeze_when_listening",
         why="With --skip-server-warmup no process would freeze.",
         relies_on="server_args.url requests.post",
-        diffs=("0045-freeze-when-the-server-listens.patch",),
+        diffs="0045",
     ),
     _around(
         id="P45",
@@ -144,7 +128,7 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         why="Only one of several tokenizer workers would collect garbage, and maybe none would "
         "abort a call.",
         relies_on="BaseReq self.socket_mapping.send_output",
-        diffs=_GC,
+        diffs="0021",
     ),
     _around(
         id="P56",
@@ -152,7 +136,7 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         hook=f"{_HOOKS}.text_hooks:tokenize_texts",
         why="The event loop would encode texts of concurrent requests one by one.",
         relies_on="self.async_dynamic_batch_tokenizer self.model_config.is_embedding_gemma",
-        diffs=_TEXTS,
+        diffs="0025",
     ),
     _around(
         id="P57",
@@ -160,7 +144,7 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         hook=f"{_HOOKS}.text_hooks:handle_batch",
         why="As without P56, for the texts of a list.",
         relies_on="obj.batch_size self._tokenize_one_request",
-        diffs=_TEXTS,
+        diffs="0025",
     ),
     _around(
         id="P59",
@@ -170,7 +154,7 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         relies_on="self._prompt_text_round_trip_is_lossy "
         "self.template_manager.python_chat_template "
         "self.tokenizer_manager.tokenizer.apply_chat_template parallel_prompt_encode",
-        diffs=_CHATS,
+        diffs="0027",
     ),
     _around(
         id="P60",
@@ -178,6 +162,6 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         hook=f"{_HOOKS}.text_hooks:convert_chat",
         why="The thread that encodes a chat would not see that a client wants the stock path.",
         relies_on="self._process_messages",
-        diffs=_CHATS,
+        diffs="0027",
     ),
 )

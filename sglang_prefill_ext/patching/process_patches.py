@@ -13,8 +13,6 @@ _CONTROLLER_HOOKS = f"{_BORDER}.dp_controller"
 _SERVER_ARGS = "sglang.srt.server_args.ServerArgs"
 _CONTROLLER = "sglang.srt.managers.data_parallel_controller.DataParallelController"
 
-_ARGUMENTS = ("0002-plugin-server-arguments.patch",)
-
 _after = partial(Patch, kind=Kind.AFTER, group=Group.FLAGS)
 
 PROCESS_PATCHES: tuple[Patch, ...] = (
@@ -24,7 +22,7 @@ PROCESS_PATCHES: tuple[Patch, ...] = (
         hook=f"{_FLAGS}:add_flags",
         why="SGLang's parser would not know our flags.",
         relies_on="parser.add_argument",
-        diffs=_ARGUMENTS,
+        diffs="0002",
     ),
     _after(
         id="P02",
@@ -32,7 +30,7 @@ PROCESS_PATCHES: tuple[Patch, ...] = (
         hook=f"{_FLAGS}:attach_config",
         why="Our flags would be lost: SGLang copies only declared fields.",
         relies_on="record_fields args",
-        diffs=_ARGUMENTS,
+        diffs="0002",
     ),
     Patch(
         id="P03",
@@ -42,7 +40,7 @@ PROCESS_PATCHES: tuple[Patch, ...] = (
         group=Group.FLAGS,
         why="Engine(enable_prefill_only=True) would fail, as an unknown keyword.",
         relies_on="self.server_args_class",
-        diffs=_ARGUMENTS,
+        diffs="0002",
         only_if_imported=True,
     ),
     _after(
@@ -51,7 +49,7 @@ PROCESS_PATCHES: tuple[Patch, ...] = (
         hook=f"{_FLAGS}:refuse_impossible",
         why="SGLang would accept flags with which nothing can be packed.",
         relies_on="check_server_args",
-        diffs=_ARGUMENTS,
+        diffs="0002",
     ),
     Patch(
         id="P30",
@@ -61,7 +59,7 @@ PROCESS_PATCHES: tuple[Patch, ...] = (
         group=Group.DP_CONTROLLER,
         why="Every replica would do all packed work, and nobody would notice a killed one.",
         relies_on="self._request_dispatcher TypeBasedDispatcher self.send_control_message",
-        diffs=("0003-plugin-message-types.patch", "0022-watch-data-parallel-replicas.patch"),
+        diffs="0003 0022",
     ),
     Patch(
         id="P44",
@@ -71,7 +69,7 @@ PROCESS_PATCHES: tuple[Patch, ...] = (
         group=Group.DETOKENIZER,
         why="Detokenizers would freeze, but not collect before, unfreeze or report.",
         relies_on="self._request_dispatcher TypeBasedDispatcher FreezeGCReq",
-        diffs=("0021-control-messages-to-every-process.patch",),
+        diffs="0021",
     ),
     Patch(
         id="P46",
@@ -81,6 +79,6 @@ PROCESS_PATCHES: tuple[Patch, ...] = (
         group=Group.DP_CONTROLLER,
         why="Several schedulers would start at once, on a GPU each.",
         relies_on="base_gpu_id mp.Process self._record_scheduler_init_infos",
-        diffs=("0020-several-replicas-on-a-gpu.patch",),
+        diffs="0020",
     ),
 )

@@ -14,11 +14,6 @@ _MANAGERS = "sglang.srt.managers"
 _SCHEDULER = f"{_MANAGERS}.scheduler.Scheduler"
 _TRITON_EXPERTS = "sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe"
 
-_EMBEDS = ("0030-refuse-embeddings-that-end-the-scheduler.patch",)
-_MESSAGES = ("0003-plugin-message-types.patch",)
-_OUT_OF_BAND = ("0004-out-of-band-work.patch",)
-_WRAP = "0034-wrap-how-experts-are-launched.patch"
-
 _around = partial(Patch, kind=Kind.AROUND, group=Group.SCHEDULER)
 _after = partial(Patch, kind=Kind.AFTER, group=Group.SCHEDULER)
 
@@ -35,7 +30,7 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         "UpdateWeightsFromTensorReqInput ReleaseMemoryOccupationReqInput "
         "TokenizedGenerateReqInput TokenizedEmbeddingReqInput BatchTokenizedGenerateReqInput "
         "BatchTokenizedEmbeddingReqInput",
-        diffs=_MESSAGES + _OUT_OF_BAND + _EMBEDS,
+        diffs="0003 0004 0030",
     ),
     _around(
         id="P11",
@@ -43,7 +38,7 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         hook=f"{_SCHEDULER_HOOKS}:step_then_next_batch",
         why="No event loop would run packed requests.",
         relies_on="NextBatchPlan",
-        diffs=_OUT_OF_BAND,
+        diffs="0004",
     ),
     _around(
         id="P12",
@@ -51,7 +46,7 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         hook=f"{_SCHEDULER_HOOKS}:is_fully_idle",
         why="Cache flushes, weight updates and sleep would not wait for packed work.",
         relies_on="self.running_batch.is_empty",
-        diffs=_OUT_OF_BAND,
+        diffs="0004",
     ),
     _after(
         id="P13",
@@ -59,7 +54,7 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         hook=f"{_SCHEDULER_HOOKS}:abort_packed",
         why="The packed request of a client that left would still run.",
         relies_on="recv_req.rid recv_req.abort_all",
-        diffs=_OUT_OF_BAND,
+        diffs="0004",
     ),
     _after(
         id="P14",
@@ -67,7 +62,7 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         hook=f"{_SCHEDULER_HOOKS}:add_packed_load",
         why="Load balancing and reports would take a replica full of packed work for idle.",
         relies_on="LoadSnapshot num_waiting_reqs num_total_tokens",
-        diffs=_OUT_OF_BAND,
+        diffs="0004",
     ),
     _after(
         id="P15",
@@ -77,7 +72,7 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         why="Late requests would be computed. By their own clocks, ranks would drop different "
         "ones, and hang.",
         relies_on="self.recv_from_tokenizer recv_reqs",
-        diffs=("0014-hooks-on-pulled-requests.patch",),
+        diffs="0014",
     ),
     _around(
         id="P16",
@@ -86,7 +81,7 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         why="SGLang's scheduler would exit at --schedule-policy srpt.",
         relies_on="self.policy SchedulePolicy self.schedule_policy self.tree_cache "
         "self.enable_hierarchical_cache",
-        diffs=("0015-srpt-schedule-policy.patch",),
+        diffs="0015",
     ),
     _around(
         id="P17",
@@ -95,7 +90,7 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         hook=f"{_SCHEDULER_HOOKS}:step_then_next_prefill",
         why="As without P11, on a prefill server of a disaggregated pair.",
         relies_on="NextBatchPlan",
-        diffs=_OUT_OF_BAND,
+        diffs="0004",
     ),
     _after(
         id="P47",
@@ -104,7 +99,7 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         hook="sglang_prefill_ext.border.dp_controller.several_schedulers:share_room",
         why="The first of several schedulers would take all memory for K/V.",
         relies_on="available_gpu_memory rest_memory pre_model_load_memory get_schedule",
-        diffs=("0020-several-replicas-on-a-gpu.patch",),
+        diffs="0020",
     ),
     _after(
         id="P76",
@@ -112,7 +107,7 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         hook=f"{_HOOKS}.session_turns:keep_turns",
         why="Clients that replace all turns of a session would end the scheduler.",
         relies_on="self.req_nodes",
-        diffs=("0047-replace-all-turns-of-a-session.patch",),
+        diffs="0047",
     ),
     _after(
         id="P77",
@@ -120,7 +115,7 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         hook=f"{_HOOKS}.session_turns:leave_session",
         why="Clients that send turns to a busy streaming session would end the scheduler.",
         relies_on="self.streaming new_req.set_finish_with_abort",
-        diffs=("0049-refused-turns-leave-their-session.patch",),
+        diffs="0049",
     ),
     _after(
         id="P78",
@@ -130,7 +125,7 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         why="Pairs of texts beside single texts or health checks would end the scheduler of a "
         "cross encoder.",
         relies_on="self.token_type_ids batch.reqs",
-        diffs=("0050-types-of-all-tokens-of-a-batch.patch",),
+        diffs="0050",
     ),
     _around(
         id="P61",
@@ -139,7 +134,7 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         why="SGLang would choose the block of experts by the number of tokens alone.",
         relies_on="hidden_states.shape hidden_states.dtype try_get_optimal_moe_config "
         "moe_align_block_size config",
-        diffs=("0033-choose-the-block-of-experts.patch", _WRAP),
+        diffs="0033 0034",
     ),
     _around(
         id="P62",
@@ -147,7 +142,7 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         hook=f"{_MODEL_HOOKS}.expert_pair:with_both_entries",
         why="The block would have to be chosen before the tokens of a layer are routed.",
         relies_on="sorted_token_ids expert_ids num_tokens_post_padded config",
-        diffs=(_WRAP,),
+        diffs="0034",
     ),
     _around(
         id="P63",
@@ -156,7 +151,7 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         hook=f"{_MODEL_HOOKS}.alignment:with_chosen_alignment",
         why="On Hopper, DeepGEMM would always pad each expert to 128 rows.",
         relies_on="deep_gemm.get_mk_alignment_for_contiguous_layout",
-        diffs=("0035-choose-the-alignment-of-deep-gemm.patch",),
+        diffs="0035",
     ),
     *(
         _around(
@@ -165,7 +160,7 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
             hook=f"{_MODEL_HOOKS}.packed_backend:convolved",
             why="A packed forward has no slot in the pool of states that these layers read.",
             relies_on="self.in_proj self.out_proj self.conv_weight self.conv_bias self.layer_idx",
-            diffs=("0040-short-convolutions-through-the-backend.patch",),
+            diffs="0040",
             spares=spared,
         )
         for patch_id, target, spared in (

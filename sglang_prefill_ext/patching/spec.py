@@ -46,7 +46,8 @@ class Patch:
             e.g. ``"self._request_dispatcher"``; for `Kind.ATTRIBUTE` the source of the whole class.
         fingerprints: SGLang version -> `source.fingerprint` of each body that was verified;
             locked. The hash decides; the version only says where it was seen.
-        diffs: the files in ``patches/`` that would make this patch unnecessary upstream.
+        diffs: numbers of the files in ``patches/`` that would make this patch unnecessary upstream,
+            with spaces between.
         spares: a subclass, ``"package.module.Class"``, whose own target stays SGLang's.
         only_if_imported: never import the target's module just to patch it.
     """
@@ -57,7 +58,7 @@ class Patch:
     hook: str
     group: Group
     why: str
-    diffs: tuple[str, ...]
+    diffs: str
     signature: str = ""
     relies_on: str = ""
     fingerprints: Mapping[str, str] = field(default_factory=dict)

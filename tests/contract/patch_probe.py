@@ -123,11 +123,11 @@ def with_everything() -> dict[str, Any]:
     patches.apply(tuple(Group))
     patches.apply(tuple(Group))
     states = [dataclasses.asdict(state) for state in patches.states()]
-    adds = {diff.name: diff.adds for diff in upstream.read_series(upstream.DIRECTORY)}
+    adds = {diff.number: diff.adds for diff in upstream.read_series(upstream.DIRECTORY)}
     there = {diff for diff, names in adds.items() if any(map(exists, names))}
     return {
         "states": states,
-        "superfluous": [patch.id for patch in PATCHES if there & {*patch.diffs}],
+        "superfluous": [patch.id for patch in PATCHES if there & {*patch.diffs.split()}],
         "hook_problems": {patch.id: hook_problem(patch) for patch in PATCHES},
     }
 

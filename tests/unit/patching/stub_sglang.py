@@ -103,7 +103,7 @@ def step_patch(**changes: Any) -> Patch:
         "why": "a test",
         "signature": "(self, batch, last=None)",
         "relies_on": "self.queue",
-        "diffs": ("0001-a.patch",),
+        "diffs": "0001",
     }
     return Patch(**(fields | changes))
 

@@ -53,7 +53,7 @@ new file mode 100644
 NAME = "0007-loop.patch"
 
 
-def _hook(patch_id: str, *diffs: str) -> Patch:
+def _hook(patch_id: str, diffs: str) -> Patch:
     return Patch(patch_id, "a.b.C.d", Kind.AFTER, "x:y", Group.FLAGS, "why.", diffs)
 
 
@@ -92,7 +92,7 @@ def test_the_series_gives_the_order(tmp_path: Path) -> None:
 
 def test_the_table_names_what_a_diff_replaces() -> None:
     diff = upstream.parse(NAME, TEXT)
-    hooks = (_hook("P01", NAME), _hook("P02", "0001-other.patch"), _hook("P03", "x", NAME))
+    hooks = (_hook("P01", "0007"), _hook("P02", "0001"), _hook("P03", "0002 0007"))
     assert upstream.table([diff], hooks).splitlines() == [
         "All diffs: upstream: not sent, against: sglang v0.5.23.",
         "",
