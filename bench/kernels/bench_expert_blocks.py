@@ -30,8 +30,12 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # SGLang's, about kernels that a machine lacks
     from sglang.srt.layers.moe.moe_runner.triton_utils import fused_moe, fused_moe_triton_config
 
-    from sglang_prefill_ext.border.model.expert_hook import EXPERTS, Call, with_chosen_block
-    from sglang_prefill_ext.border.model.expert_pair import with_both_entries
+    from sglang_prefill_ext.border.model.expert_hook import (
+        EXPERTS,
+        Call,
+        with_both_entries,
+        with_chosen_block,
+    )
     from sglang_prefill_ext.border.model.expert_tables import rows_by_tma, table_of
 
 DTYPE = torch.bfloat16

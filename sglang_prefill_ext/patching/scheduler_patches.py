@@ -104,7 +104,7 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
     _after(
         id="P76",
         target="sglang.srt.session.session_controller.Session.__init__",
-        hook=f"{_HOOKS}.session_turns:keep_turns",
+        hook=f"{_HOOKS}.stock_requests:keep_turns",
         why="Clients that replace all turns of a session would end the scheduler.",
         relies_on="self.req_nodes",
         diffs="0047",
@@ -112,7 +112,7 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
     _after(
         id="P77",
         target="sglang.srt.session.session_controller.Session.create_req",
-        hook=f"{_HOOKS}.session_turns:leave_session",
+        hook=f"{_HOOKS}.stock_requests:leave_session",
         why="Clients that send turns to a busy streaming session would end the scheduler.",
         relies_on="self.streaming new_req.set_finish_with_abort",
         diffs="0049",
@@ -121,7 +121,7 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         id="P78",
         target="sglang.srt.model_executor.forward_batch_info.ForwardBatch."
         "_maybe_init_non_generation_fields",
-        hook=f"{_HOOKS}.token_types:type_all_tokens",
+        hook=f"{_HOOKS}.stock_requests:type_all_tokens",
         why="Pairs of texts beside single texts or health checks would end the scheduler of a "
         "cross encoder.",
         relies_on="self.token_type_ids batch.reqs",
@@ -139,7 +139,7 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
     _around(
         id="P62",
         target=f"{_TRITON_EXPERTS}.invoke_fused_moe_kernel",
-        hook=f"{_MODEL_HOOKS}.expert_pair:with_both_entries",
+        hook=f"{_MODEL_HOOKS}.expert_hook:with_both_entries",
         why="The block would have to be chosen before the tokens of a layer are routed.",
         relies_on="sorted_token_ids expert_ids num_tokens_post_padded config",
         diffs="0034",

@@ -18,7 +18,6 @@ from sglang_prefill_ext.border.model.adapters import Adapters
 from sglang_prefill_ext.border.model.capability import attention_layers, head_shape, text_part
 from sglang_prefill_ext.border.model.expert_layers import expert_settings
 from sglang_prefill_ext.border.model.kv_pool import plain_pool
-from sglang_prefill_ext.border.model.layer_embeddings import look_media_up_as_padding
 from sglang_prefill_ext.border.model.model_classes import (
     POSITIONS_FROM_1,
     RESIDUAL_ON_BATCH,
@@ -171,3 +170,28 @@ class SglangModel:
         made = layers(batch.input_ids, positions, batch)
         hidden: Tensor = made[0] if isinstance(made, tuple) else made  # MiMo V2 returns more
         return hidden[read_at] if batch.read_at is None else hidden
+
+
+def look_media_up_as_padding(model: Any) -> bool:
+    """Whether the layers look tokens up, too, as those of Gemma 4 E2B and E4B; most do not.
+
+    If so, ids that stand for pictures or sounds are changed before. In a text they are names
+    without a picture. SGLang's whole model changes them, too, before it calls the part that packed
+    forwards run.
+    """
+    layers = getattr(text_part(model), "model", None)
+    table = getattr(layers, "embed_tokens_per_layer", None)
+    if table is None:
+        return False
+    config = model.config
+    media = [getattr(config, f"{kind}_token_id") for kind in ("image", "video", "audio")]
+    padding: int = config.get_text_config().pad_token_id
+
+    def change(_module: object, inputs: tuple[Tensor]) -> Tensor:
+        (ids,) = inputs
+        for token in media:
+            ids = torch.where(ids == token, padding, ids)
+        return ids
+
+    table.register_forward_pre_hook(change)
+    return True

@@ -18,7 +18,7 @@ from sglang_prefill_ext.border.messages import PackedAbortReq, PackedExpireReq, 
 from sglang_prefill_ext.border.scheduler.control_messages import handle_control_messages
 from sglang_prefill_ext.border.scheduler.packed_work import PackedWork
 from sglang_prefill_ext.border.scheduler.runtime_setup import set_up_runtime
-from sglang_prefill_ext.border.scheduler.stock_embeds import refuse_embeddings
+from sglang_prefill_ext.border.scheduler.stock_requests import refuse_embeddings
 from sglang_prefill_ext.frontend.exchange import ROWS_NAME
 from sglang_prefill_ext.process.stages import STARTUP
 from sglang_prefill_ext.wire.packed import rows_from_bytes

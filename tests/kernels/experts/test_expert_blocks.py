@@ -19,8 +19,11 @@ from sglang.srt.layers.moe.moe_runner.triton_utils import fused_moe, fused_moe_t
 from torch import Tensor
 
 from bench.moe import launches
-from sglang_prefill_ext.border.model.expert_hook import EXPERTS, with_chosen_block
-from sglang_prefill_ext.border.model.expert_pair import with_both_entries
+from sglang_prefill_ext.border.model.expert_hook import (
+    EXPERTS,
+    with_both_entries,
+    with_chosen_block,
+)
 from sglang_prefill_ext.moe.blocks import Entry
 from sglang_prefill_ext.moe.policy import BlockTime, Pair
 from tests.kernels.conftest import COMPILED, STOCK_TOLERANCE

@@ -15,13 +15,14 @@ from sglang.srt.layers.moe.moe_runner.triton_utils import fused_moe, fused_moe_t
 from sglang.srt.layers.moe.utils import MoeRunnerBackend
 from torch import Tensor, nn
 
-from sglang_prefill_ext.border.model import expert_pair, expert_setup, expert_tables
+from sglang_prefill_ext.border.model import expert_hook, expert_setup, expert_tables
 from sglang_prefill_ext.border.model.expert_hook import (
     EXPERTS,
     Call,
+    PairedConfig,
+    with_both_entries,
     with_chosen_block,
 )
-from sglang_prefill_ext.border.model.expert_pair import PairedConfig, with_both_entries
 from sglang_prefill_ext.border.model.expert_setup import described, set_up_experts
 from sglang_prefill_ext.border.model.expert_tables import rows_by_tma, table_of
 from sglang_prefill_ext.config import MoePolicy, MoeSource, PrefillOnlyConfig
@@ -291,7 +292,7 @@ DEVICE = PrefillOnlyConfig(moe_source=MoeSource.DEVICE)
 def choices(monkeypatch: pytest.MonkeyPatch) -> list[Pair]:
     """The pairs between which the device would have to choose."""
     found: list[Pair] = []
-    monkeypatch.setattr(expert_pair, "leave_one", lambda pair, *_: found.append(pair))
+    monkeypatch.setattr(expert_hook, "leave_one", lambda pair, *_: found.append(pair))
     return found
 
 
@@ -309,7 +310,7 @@ def test_a_pair_brings_both_entries_whole(choices: list[Pair]) -> None:
 
 def test_a_pair_is_launched_with_what_each_entry_has() -> None:
     rows, experts, padded = (torch.zeros(1) for _ in range(3))
-    second = expert_pair.Prepared({"a": 2}, None, False, True, rows, experts, padded)
+    second = expert_hook.Prepared({"a": 2}, None, False, True, rows, experts, padded)
     config = PairedConfig({"a": 1}, second.config, second, tma=True)
     seen: list[Any] = []
     arguments: list[Any] = [*range(14), config, "type"]

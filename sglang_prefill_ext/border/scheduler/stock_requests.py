@@ -1,9 +1,4 @@
-"""Refuse stock requests whose embeddings the model cannot take, which would end the scheduler.
-
-To replace single tokens by embeddings, SGLang calls the model's `get_input_embeddings`; for a
-prompt of embeddings it passes `input_embeds` to the model's `forward`. Some models lack one or
-both, or want them without token ids.
-"""
+"""Keep stock requests from ending SGLang's scheduler: embeddings, sessions, types of tokens."""
 
 from __future__ import annotations
 
@@ -12,6 +7,7 @@ from http import HTTPStatus
 from inspect import Parameter, signature
 from typing import Any, TypeAlias
 
+import torch
 from sglang.srt.managers import io_struct
 
 from sglang_prefill_ext.border.model.model_classes import TOKENS_OR_EMBEDDINGS
@@ -25,7 +21,12 @@ _SEVERAL = (io_struct.BatchTokenizedGenerateReqInput, io_struct.BatchTokenizedEm
 
 
 def refuse_embeddings(scheduler: Any) -> None:
-    """Make a scheduler answer requests that its model cannot take with HTTP 400."""
+    """Make a scheduler answer requests with embeddings that its model cannot take with HTTP 400.
+
+    To replace single tokens by embeddings, SGLang calls the model's `get_input_embeddings`; for a
+    prompt of embeddings it passes `input_embeds` to the model's `forward`. Some models lack one or
+    both, or want them without token ids.
+    """
     model = scheduler.tp_worker.model_runner.model
     name = type(model).__name__
     takes_embeds = _accepts(model.forward, "input_embeds") and name not in TOKENS_OR_EMBEDDINGS
@@ -85,3 +86,47 @@ def _refusal(message: Any, model: str, *, takes_embeds: bool) -> RequestError | 
             "input_embeds", f"{len(embeds)}, but SGLang's {model} takes none; send input_ids."
         )
     return None
+
+
+def keep_turns(_result: None, session: Any, *_args: Any, **_kwargs: Any) -> None:
+    """AFTER `Session.__init__`: keep turns where those behind a removed one can be removed, too."""
+    session.req_nodes = Turns()
+
+
+class Turns(dict[str, Any]):
+    """Turns of a session by their names, of which several may have had the same.
+
+    SGLang removes a turn together with those that continue it, while it goes through all of them.
+    """
+
+    def items(self) -> Any:
+        """A copy, so that turns may be removed meanwhile."""
+        return [*super().items()]
+
+    def __delitem__(self, name: str) -> None:
+        self.pop(name, None)
+
+
+def leave_session(request: Any, session: Any, *_args: Any, **_kwargs: Any) -> None:
+    """AFTER `Session.create_req`: a turn that a streaming session refuses is none of its turns.
+
+    At its end SGLang would take the session for idle, although another turn runs, and two such
+    turns in one batch would both found the session's K/V.
+    """
+    if session.streaming and request.to_finish is not None:
+        request.session = None
+
+
+def type_all_tokens(_result: None, forward_batch: Any, batch: Any) -> None:
+    """AFTER `ForwardBatch._maybe_init_non_generation_fields`: each token of a batch has a type.
+
+    SGLang joins the types of the requests that have some, and so gets too few or, if one of them is
+    refused and only its first token computed, too many. 0 is the type where no request has any.
+    """
+    types = forward_batch.token_type_ids
+    if types is None or not batch.is_prefill_only or len(types) == batch.extend_num_tokens:
+        return
+    joined: list[int] = []
+    for request, tokens in zip(batch.reqs, batch.extend_lens, strict=True):
+        joined += (request.token_type_ids or [0] * tokens)[:tokens]
+    forward_batch.token_type_ids = torch.tensor(joined, dtype=types.dtype, device=types.device)

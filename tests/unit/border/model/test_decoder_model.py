@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from sglang_prefill_ext.border.model.layer_embeddings import look_media_up_as_padding
+from sglang_prefill_ext.border.model.decoder_model import look_media_up_as_padding
 
 
 def test_names_of_pictures_and_sounds_are_looked_up_as_padding() -> None:

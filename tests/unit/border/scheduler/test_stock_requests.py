@@ -1,4 +1,4 @@
-"""Which requests a scheduler refuses because its model cannot take their embeddings."""
+"""What would end SGLang's scheduler: embeddings, turns of sessions, and types of tokens."""
 
 from __future__ import annotations
 
@@ -9,9 +9,15 @@ import pytest
 import torch
 from sglang.srt.managers import io_struct
 from sglang.srt.managers.embed_types import PositionalEmbeds
+from sglang.srt.session.session_controller import Session, SessionReqNode
 from sglang.utils import TypeBasedDispatcher
 
-from sglang_prefill_ext.border.scheduler.stock_embeds import refuse_embeddings
+from sglang_prefill_ext.border.scheduler.stock_requests import (
+    keep_turns,
+    leave_session,
+    refuse_embeddings,
+    type_all_tokens,
+)
 
 PLACED = PositionalEmbeds([torch.zeros(2)], [3])
 
@@ -128,3 +134,70 @@ def test_what_the_model_cannot_take_is_answered_and_not_handled(
             assert answer.rid == request.rid
             assert answer.finished_reason["status_code"] == 400
             assert answer.finished_reason["message"].startswith(refused[request.rid])
+
+
+def session_of(*turns: tuple[str, int | None]) -> tuple[Any, list[Any]]:
+    """A session with ended turns, each with its name and the number of the one it continues."""
+    session, nodes = Session(1_000), []
+    keep_turns(None, session)
+    for rid, parent in turns:
+        request = SimpleNamespace(rid=rid, finished_reason=object())
+        nodes.append(SessionReqNode(request, None if parent is None else nodes[parent]))
+        session.req_nodes[rid] = nodes[-1]
+    return session, nodes
+
+
+def test_turns_can_be_removed_while_all_are_gone_through() -> None:
+    session, _ = session_of(("a", None), ("b", 0), ("c", None))
+    for _, node in session.req_nodes.items():
+        node.clear(session.req_nodes)
+    assert not session.req_nodes
+
+
+def test_turns_that_had_the_same_name_can_be_removed() -> None:
+    session, nodes = session_of(("a", None), ("b", 0), ("b", 0))
+    nodes[0].clear_children(session.req_nodes)
+    assert list(session.req_nodes) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("streaming", "refused", "left"),
+    [(True, True, True), (True, False, False), (False, True, False), (False, False, False)],
+)
+def test_only_refused_turns_of_streaming_sessions_leave_them(
+    streaming: bool, refused: bool, left: bool
+) -> None:
+    session = Session(1_000, streaming=streaming)
+    turn = SimpleNamespace(session=session, to_finish=object() if refused else None)
+    leave_session(turn, session)
+    assert (turn.session is None) == left
+
+
+@pytest.mark.parametrize(
+    ("types", "lens", "wanted"),
+    [
+        ([None, None], [2, 3], None),
+        ([[0, 1], [0, 0, 1]], [2, 3], [0, 1, 0, 0, 1]),
+        ([None, [0, 1], None], [2, 2, 1], [0, 0, 0, 1, 0]),
+        ([[0, 1, 1], [0, 1]], [1, 2], [0, 0, 1]),  # the first is refused as too long
+    ],
+)
+def test_tokens_without_a_type_get_the_first_and_others_keep_theirs(
+    types: list[Any], lens: list[int], wanted: list[int] | None
+) -> None:
+    requests = [SimpleNamespace(token_type_ids=each) for each in types]
+    batch = SimpleNamespace(
+        reqs=requests, extend_lens=lens, extend_num_tokens=sum(lens), is_prefill_only=True
+    )
+    joined = [kind for each in types if each is not None for kind in each]  # as SGLang does it
+    stock = torch.tensor(joined) if joined else None
+    forward_batch = SimpleNamespace(token_type_ids=stock)
+    type_all_tokens(None, forward_batch, batch)
+    found = forward_batch.token_type_ids
+    assert (found if found is None else found.tolist()) == wanted
+
+
+def test_a_batch_that_generates_is_left_as_it_is() -> None:
+    forward_batch = SimpleNamespace(token_type_ids=torch.tensor([0, 1]))
+    type_all_tokens(None, forward_batch, SimpleNamespace(is_prefill_only=False))
+    assert forward_batch.token_type_ids.tolist() == [0, 1]
