@@ -9,10 +9,10 @@ from sglang.srt.managers.io_struct import sock_send
 from sglang.srt.utils.watchdog import SubprocessWatchdog
 
 from sglang_prefill_ext.border.activation import config_of
-from sglang_prefill_ext.border.dp_controller.several_schedulers import BOARD_ATTRIBUTE
 from sglang_prefill_ext.border.gc_control import act, collector_of
 from sglang_prefill_ext.border.messages import GcReq, PackedRowsReq
 from sglang_prefill_ext.shared_device.balance import SchedulerLoads
+from sglang_prefill_ext.shared_device.board import Board
 from sglang_prefill_ext.wire.packed import head_of
 
 
@@ -27,7 +27,7 @@ def route_packed(_result: None, controller: Any) -> None:
         return
     _take_requests_without_room(controller)
     balanced = config.schedulers > 1 and controller.refresh_load_budget_on_dispatch
-    choose = _least_loaded(controller) if balanced else controller.dispatching
+    choose = _least_loaded(controller, config.schedulers) if balanced else controller.dispatching
 
     def dispatch(message: PackedRowsReq) -> None:
         if controller.refresh_load_budget_on_dispatch:
@@ -63,13 +63,13 @@ def _take_requests_without_room(controller: Any) -> None:
     controller.dispatching = dispatch
 
 
-def _least_loaded(controller: Any) -> Callable[[PackedRowsReq], None]:
+def _least_loaded(controller: Any, schedulers: int) -> Callable[[PackedRowsReq], None]:
     """Choose the scheduler of every request, of either path, by exact counts of outstanding tokens.
 
     Returns:
         A function that chooses the scheduler of a packed request, and sends it there.
     """
-    loads = SchedulerLoads(getattr(controller, BOARD_ATTRIBUTE).done)
+    loads = SchedulerLoads(Board.found(schedulers).done)
     controller.dp_budget = loads
     caches_prefixes = not controller.server_args.disable_radix_cache
 

@@ -34,8 +34,6 @@ from sglang_prefill_ext.shared_device.placement import (
 
 logger = logging.getLogger(__name__)
 
-BOARD_ATTRIBUTE = "_prefill_only_board"
-
 _TURN_POLL_S = 0.05
 
 
@@ -92,7 +90,7 @@ def start_in_turn(
         time.sleep(_TURN_POLL_S)
     device = resolving_view(server_args).device
     if dp_rank == 0:
-        _prepare(controller, config, device)
+        _prepare(config, device)
     if config.scheduler_cores:
         groups = core_groups(usable_cores(), config.schedulers, config.scheduler_cores)
         os.sched_setaffinity(0, groups[dp_rank])
@@ -144,11 +142,9 @@ def share_room(room: int, configurator: Any, pre_model_load_memory: float) -> in
     return min(room, board.kv_bytes)
 
 
-def _prepare(controller: Any, config: PrefillOnlyConfig, device: str) -> None:
+def _prepare(config: PrefillOnlyConfig, device: str) -> None:
     """Prepare once, before the first scheduler starts: board, cores on a CPU, warnings."""
-    board = Board.create(config.schedulers)
-    setattr(controller, BOARD_ATTRIBUTE, board)
-    os.environ[BOARD_VARIABLE] = board.path
+    os.environ[BOARD_VARIABLE] = Board.create(config.schedulers).path
     if device == CPU:
         groups = core_groups(usable_cores(), config.schedulers, config.scheduler_cores)
         bound = "|".join(",".join(map(str, group)) for group in groups)

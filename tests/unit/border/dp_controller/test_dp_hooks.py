@@ -3,13 +3,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 from sglang.srt.managers.data_parallel_controller import DataParallelController
 
 from sglang_prefill_ext.border.dp_controller import dp_hooks
-from sglang_prefill_ext.border.dp_controller.several_schedulers import BOARD_ATTRIBUTE
 from sglang_prefill_ext.border.messages import PackedRowsReq
+from sglang_prefill_ext.shared_device.board import BOARD_VARIABLE, Board
 from sglang_prefill_ext.wire.arrays import int_array
 from sglang_prefill_ext.wire.packed import PackedRows, to_bytes
 from sglang_prefill_ext.wire.read import Labels
@@ -21,12 +20,11 @@ def test_a_prefix_returns_to_the_scheduler_that_has_it_of_that_adapter(
 ) -> None:
     sent: list[Any] = []
     monkeypatch.setattr(dp_hooks, "sock_send", lambda worker, _: sent.append(worker))
-    board = SimpleNamespace(done=np.zeros(2, dtype=np.int64))
+    monkeypatch.setenv(BOARD_VARIABLE, Board.create(2).path)
     controller = SimpleNamespace(
         server_args=SimpleNamespace(disable_radix_cache=not caching), workers=["first", "second"]
     )
-    setattr(controller, BOARD_ATTRIBUTE, board)
-    send = dp_hooks._least_loaded(controller)
+    send = dp_hooks._least_loaded(controller, schedulers=2)
     prefix = list(range(20))
     for adapter in ("", "a", "a", "", "b"):
         tokens = int_array([*prefix, 7])
