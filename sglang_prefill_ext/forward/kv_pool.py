@@ -1,7 +1,6 @@
 """KV pools as packed forwards use them, and the allocation of their slots to prefixes.
 
-`KVPool` and `Room` are implemented for SGLang's pool (`border/model/kv_pool.py`,
-`border/scheduler/kv_slots.py`) and by `OwnPool`.
+`KVPool` and `Room` are implemented for SGLang's pool (`border/model/kv_pool.py`) and by `OwnPool`.
 """
 
 from __future__ import annotations

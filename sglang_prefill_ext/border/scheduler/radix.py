@@ -14,8 +14,8 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.runtime_context import get_memory
 from torch import Tensor
 
+from sglang_prefill_ext.border.model.kv_pool import SglangRoom
 from sglang_prefill_ext.border.model.model_classes import longest_packed
-from sglang_prefill_ext.border.scheduler.kv_slots import SglangRoom
 from sglang_prefill_ext.config import PrefillOnlyConfig, PrefixCaching
 from sglang_prefill_ext.forward.kv_pool import PrivateSlots, PrivateTransaction, Room
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache

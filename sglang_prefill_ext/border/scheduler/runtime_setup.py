@@ -14,9 +14,9 @@ from sglang_prefill_ext.border.model.alignment import set_up_alignments
 from sglang_prefill_ext.border.model.capability import declined_reason
 from sglang_prefill_ext.border.model.decoder_model import SglangModel
 from sglang_prefill_ext.border.model.expert_setup import set_up_experts
+from sglang_prefill_ext.border.model.kv_pool import room_in
 from sglang_prefill_ext.border.model.vector_models import model_of
 from sglang_prefill_ext.border.scheduler.ask_both_paths import compare_paths, report
-from sglang_prefill_ext.border.scheduler.kv_slots import room_in
 from sglang_prefill_ext.border.scheduler.packed_work import RuntimeSetup, answering
 from sglang_prefill_ext.border.scheduler.radix import prefix_cache_of, shares_prefixes
 from sglang_prefill_ext.border.scheduler.ranks import Ranks

@@ -50,8 +50,7 @@ from sglang.srt.server_args import prepare_server_args  # noqa: E402
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm  # noqa: E402
 
 from sglang_prefill_ext.attention.inputs import HeadShape  # noqa: E402
-from sglang_prefill_ext.border.model.kv_pool import SglangPool, plain_pool  # noqa: E402
-from sglang_prefill_ext.border.scheduler.kv_slots import room_in  # noqa: E402
+from sglang_prefill_ext.border.model.kv_pool import SglangPool, plain_pool, room_in  # noqa: E402
 from sglang_prefill_ext.border.scheduler.radix import prefix_cache_of  # noqa: E402
 from sglang_prefill_ext.config import Order, PrefillOnlyConfig, PrefixCaching  # noqa: E402
 from sglang_prefill_ext.forward.kv_pool import OwnPool  # noqa: E402

@@ -11,8 +11,7 @@ from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
-from sglang_prefill_ext.border.model.kv_pool import SglangPool
-from sglang_prefill_ext.border.scheduler.kv_slots import SglangRoom
+from sglang_prefill_ext.border.model.kv_pool import SglangPool, SglangRoom
 
 SLOTS = 64
 
