@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -28,12 +29,7 @@ def embed_call_of(request: Any, *, reads_places: bool) -> EmbedCall:
     if reason := _unpacked_field(request, reads_places=reads_places):
         raise StockPathTaken(reason)
     call = _read(request)
-    checks = (_has_plain_positions, _has_plain_embeds, _has_plain_places)
-    if (
-        call is None
-        or not _are_plain_names(request.rid, call)
-        or not all(check(call) for check in checks)
-    ):
+    if call is None or not _are_plain_names(request.rid, call) or not _is_plain(call):
         raise StockPathTaken(StockReason.UNUSUAL_INPUT)
     return call
 
@@ -92,53 +88,46 @@ def _are_plain_names(rid: Any, call: EmbedCall) -> bool:
     return isinstance(rid, list) and len(rid) == len(call.prompts)
 
 
-def _has_plain_positions(call: EmbedCall) -> bool:
-    """Whether positions of embeddings lie inside their prompts, which are token ids."""
-    if call.positional is None:
+def _is_plain(call: EmbedCall) -> bool:
+    """Whether embeddings and places to read, if there are any, fit their prompts."""
+    has_places = call.places is not None
+    if call.is_text and (has_places or call.positional is not None):
+        return False
+    if has_places and call.dimensions is not None:
+        return False
+    is_pair = isinstance(call.prompts[0], tuple)
+    if call.embeds is not None and (is_pair or type(call.placeholder) is not int):
+        return False
+    of_prompts = (call.positional, _lies_inside), (call.embeds, _has_vectors), (call.places, _reads)
+    return all(_fits_each(call.prompts, given, fits) for given, fits in of_prompts)
+
+
+def _fits_each(prompts: list[Any], given: Any, fits: Callable[[Any, Any], bool]) -> bool:
+    """Whether there is nothing, or a list with something that fits for each prompt."""
+    if given is None:
         return True
-    if len(call.positional) != len(call.prompts) or call.is_text:
-        return False
-    return all(
-        each is None or all(0 <= place < len(prompt) for place in each.positions)
-        for each, prompt in zip(call.positional, call.prompts, strict=True)
-    )
+    is_list = isinstance(given, list) and len(given) == len(prompts)
+    return is_list and all(map(fits, given, prompts))
 
 
-def _has_plain_embeds(call: EmbedCall) -> bool:
-    """Whether embeddings for placeholders are a list with, for every prompt, a list or None."""
-    if call.embeds is None:
+def _lies_inside(own: Any, prompt: Any) -> bool:
+    return own is None or all(0 <= place < len(prompt) for place in own.positions)
+
+
+def _has_vectors(own: Any, _prompt: Any) -> bool:
+    """Whether these are tensors or arrays, or none; SGLang takes no lists of numbers here."""
+    if own is None:
         return True
-    if type(call.placeholder) is not int or isinstance(call.prompts[0], tuple):
-        return False
-    if not isinstance(call.embeds, list) or len(call.embeds) != len(call.prompts):
-        return False
-    return all(each is None or _are_vectors(each) for each in call.embeds)
+    is_list = isinstance(own, list) and len(own) > 0
+    return is_list and not any(isinstance(each, list | float | int) for each in own)
 
 
-def _are_vectors(embeds: Any) -> bool:
-    """Whether these are tensors or arrays; SGLang takes no lists of numbers here."""
-    is_list = isinstance(embeds, list) and len(embeds) > 0
-    return is_list and not any(isinstance(each, list | float | int) for each in embeds)
-
-
-def _has_plain_places(call: EmbedCall) -> bool:
-    """Whether positions to read lie inside their prompts, which are token ids, and ascend."""
-    if call.places is None:
-        return True
-    if call.dimensions is not None or call.is_text:
-        return False
-    if not isinstance(call.places, list) or len(call.places) != len(call.prompts):
-        return False
-    return all(
-        _are_places(own, len(ids)) for own, ids in zip(call.places, call.prompts, strict=True)
-    )
-
-
-def _are_places(own: Any, tokens: int) -> bool:
+def _reads(own: Any, prompt: Any) -> bool:
+    """Whether these are places of a prompt that ascend."""
     if not isinstance(own, list) or not own or any(type(place) is not int for place in own):
         return False
     ascends = all(one < other for one, other in pairwise(own))
-    return ascends and own[0] >= 0 and own[-1] < tokens
+    return ascends and own[0] >= 0 and own[-1] < len(prompt)
 
 
 def _prompts_of(request: Any) -> list[Any]:
