@@ -36,10 +36,10 @@ async def tokenize_texts(
     is_cross_encoder: bool = False,
 ) -> Any:
     """AROUND `TokenizerManager._tokenize_texts`."""
-    context, batches = current_call(), _batches_of(manager)
-    if batches is None or is_cross_encoder or not has_texts(texts) or context.is_opted_out:
+    batches = _batches_of(manager)
+    if batches is None or is_cross_encoder or not has_texts(texts):
         return await original(manager, texts, is_cross_encoder)
-    found = await _asked(context, batches, [texts] if isinstance(texts, str) else texts)
+    found = await _asked(batches, [texts] if isinstance(texts, str) else texts)
     return (found[0] if isinstance(texts, str) else found), None
 
 
@@ -51,28 +51,27 @@ async def handle_batch(
     SGLang does not encode a request again that has ids besides its text. It makes the requests of
     a list only once, before this, so ids can be put into them here.
     """
-    context, batches = current_call(), _batches_of(manager)
-    if batches is not None and _encodes_one_by_one(obj) and not context.is_opted_out:
-        for number, ids in enumerate(await _asked(context, batches, obj.text)):
+    batches = _batches_of(manager)
+    if batches is not None and _encodes_one_by_one(obj):
+        for number, ids in enumerate(await _asked(batches, obj.text)):
             obj[number].input_ids = ids
     async for answer in original(manager, obj, *args):
         yield answer
 
 
-async def _asked(
-    context: CallContext, batches: TextBatches[list[int]], texts: list[str]
-) -> list[list[int]]:
+async def _asked(batches: TextBatches[list[int]], texts: list[str]) -> list[list[int]]:
     """Encode texts for SGLang's own code; the tokenizer's own errors are raised."""
     try:
         return await batches.ask(texts)
     except ServerBusyError as error:
         batches.path.metrics.record_error(end_by(error).counted, len(texts))
-        raise with_status(error, context) from error
+        raise with_status(error, current_call()) from error
 
 
 def _batches_of(manager: Any) -> TextBatches[list[int]] | None:
+    """What encodes texts of the current call; None if that is left to SGLang."""
     server = server_of(manager)
-    return None if server is None else server.texts
+    return None if server is None or current_call().is_opted_out else server.texts
 
 
 def _encodes_one_by_one(obj: Any) -> bool:
@@ -107,7 +106,7 @@ def encode_chat(
     """AROUND `OpenAIServingChat._render_and_encode_chat_template`."""
     shape = {"tools": tools, "add_generation_prompt": add_generation_prompt}
     encoder = _encoder_for(serving)
-    if encoder is None or use_cache or current_call().is_opted_out:
+    if encoder is None or use_cache:
         how = {"template_kwargs": template_kwargs, "encode_kwargs": encode_kwargs}
         return original(serving, messages, use_cache=use_cache, **how, **shape)
     tokenizer = serving.tokenizer_manager.tokenizer
@@ -122,9 +121,9 @@ def encode_chat(
 
 
 def _encoder_for(serving: Any) -> TextEncoder | None:
-    """What encodes chats faster than SGLang does; None if there is none, or chats are no texts."""
+    """What encodes the current call's chat faster than SGLang does; None if nothing is to do so."""
     server = server_of(serving.tokenizer_manager)
-    encoder = None if server is None else server.chats
+    encoder = None if server is None or current_call().is_opted_out else server.chats
     is_text = (
         not serving._prompt_text_round_trip_is_lossy
         and serving.template_manager.python_chat_template is None  # in segments, which are cached
