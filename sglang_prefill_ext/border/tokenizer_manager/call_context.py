@@ -102,10 +102,10 @@ class CallContext:
             self._options = options
         return options
 
-    def explain(self, explanation: Callable[[], dict[str, Any]]) -> None:
+    def explain(self, explanation: Callable[..., dict[str, Any]], *about: Any) -> None:
         """Keep the explanation of how the call was served, if that was asked for."""
         if self.explains:
-            self.explanation = explanation()
+            self.explanation = explanation(*about)
 
     def end_with(self, error: HTTPException) -> None:
         self.error = error
@@ -202,8 +202,7 @@ def with_status(error: PrefillExtError, context: CallContext) -> HTTPException:
     SGLang's HTTP and gRPC servers use the status, callers of `Engine.score` the type.
 
     Args:
-        error: one of `HTTP_ANSWERED`.
-        context: of the call that ends with it.
+        error: one of `HTTP_ANSWERED`, with which the call ends.
     """
     end = end_by(error)
     headers = error.retry_header() if isinstance(error, ServerBusyError) else None

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -30,12 +29,10 @@ def generate_request(
     original: Callable[..., AsyncIterator[Any]], manager: Any, obj: Any, request: Any = None
 ) -> AsyncIterator[Any]:
     """AROUND `TokenizerManager.generate_request`, an asynchronous generator."""
-    server = server_of(manager)
-    if server is None:
-        return original(manager, obj, request)
-    context = call_with(request)
-    if server.embed is not None and isinstance(obj, EmbeddingReqInput):
-        return embed(original, server, server.embed, obj, context)
+    if (server := server_of(manager)) is not None:
+        context = call_with(request)
+        if server.embed is not None and isinstance(obj, EmbeddingReqInput):
+            return embed(original, server, server.embed, obj, context)
     return original(manager, obj, request)
 
 
@@ -111,12 +108,12 @@ async def embed(
             embedded, record = await packed_vectors(*asked)
     except StockPathTaken as stock:
         server.path.metrics.record_fallback(stock.reason)
-        context.explain(partial(explain_stock, stock.reason))
+        context.explain(explain_stock, stock.reason)
         _put_ids(manager, obj, stock.call)
         async for answer in original(manager, obj, context.request):
             yield answer
         return
-    context.explain(partial(explain_vectors, embedded.served))
+    context.explain(explain_vectors, embedded.served)
     yield _answer(manager, obj, call, embedded, record)
 
 

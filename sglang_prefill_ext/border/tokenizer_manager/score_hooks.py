@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from sglang.srt.managers.tokenizer_manager_score_mixin import ScoreResult
@@ -47,11 +46,11 @@ async def score_request(
         scored = await packed_scores(server, with_arrays(call), context)
     except StockPathTaken as stock:
         server.path.metrics.record_fallback(stock.reason)
-        context.explain(partial(explain_stock, stock.reason))
+        context.explain(explain_stock, stock.reason)
         with stock_path(field=FIELD):
             arguments = stock_arguments(stock.call or call, server.path.embeddings)
             return await original(manager, **arguments)
-    context.explain(partial(explain_packed, scored))
+    context.explain(explain_packed, scored)
     return ScoreResult(
         scores=scored.scores,
         prompt_tokens=scored.prompt_tokens,
