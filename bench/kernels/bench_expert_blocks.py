@@ -36,7 +36,7 @@ with warnings.catch_warnings():
         with_both_entries,
         with_chosen_block,
     )
-    from sglang_prefill_ext.border.model.expert_tables import rows_by_tma, table_of
+    from sglang_prefill_ext.border.model.expert_layers import rows_by_tma, table_of
 
 DTYPE = torch.bfloat16
 TOKENS = (256, 576, 1152, 2304, 4608)

@@ -18,9 +18,11 @@ from sglang_prefill_ext.border.model.expert_layers import (
     computed_with,
     expert_work,
     experts_of,
+    rows_by_tma,
+    table_of,
     tell_top_k,
+    tuned_text,
 )
-from sglang_prefill_ext.border.model.expert_tables import rows_by_tma, table_of, tuned_text
 from sglang_prefill_ext.config import MoePolicy, MoeSource, PrefillOnlyConfig
 from sglang_prefill_ext.forward.expert_blocks import LEAST_TOKENS, ExpertBlocks, ExpertUse
 from sglang_prefill_ext.forward.expert_counts import ExpertCounts

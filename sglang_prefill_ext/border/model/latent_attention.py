@@ -18,11 +18,7 @@ LATENT_BACKEND = "prefill_only"
 new tokens that is less work than to absorb the projections into queries and output."""
 
 
-def _with_all_heads(_attention: object, _batch: object) -> AttnForwardMethod:
-    return AttnForwardMethod.MHA
-
-
-AttentionBackendRegistry.register(LATENT_BACKEND, _with_all_heads)
+AttentionBackendRegistry.register(LATENT_BACKEND, lambda _attention, _batch: AttnForwardMethod.MHA)
 
 
 def queries_and_latents(

@@ -15,7 +15,7 @@ from sglang.srt.layers.moe.moe_runner.triton_utils import fused_moe, fused_moe_t
 from sglang.srt.layers.moe.utils import MoeRunnerBackend
 from torch import Tensor, nn
 
-from sglang_prefill_ext.border.model import expert_hook, expert_setup, expert_tables
+from sglang_prefill_ext.border.model import expert_hook, expert_layers, expert_setup
 from sglang_prefill_ext.border.model.expert_hook import (
     EXPERTS,
     Call,
@@ -23,8 +23,8 @@ from sglang_prefill_ext.border.model.expert_hook import (
     with_both_entries,
     with_chosen_block,
 )
+from sglang_prefill_ext.border.model.expert_layers import rows_by_tma, table_of
 from sglang_prefill_ext.border.model.expert_setup import described, set_up_experts
-from sglang_prefill_ext.border.model.expert_tables import rows_by_tma, table_of
 from sglang_prefill_ext.config import MoePolicy, MoeSource, PrefillOnlyConfig
 from sglang_prefill_ext.forward.expert_blocks import LEAST_TOKENS, ExpertBlocks
 from sglang_prefill_ext.forward.expert_counts import ExpertCounts
@@ -247,7 +247,7 @@ def test_times_of_another_device_or_tuning_are_measured_anew(
     start()
     assert len([*timed.iterdir()]) == 2
     tuned = {tokens: {"BLOCK_SIZE_M": block, "num_warps": 8} for tokens, block in DEFAULT.items()}
-    monkeypatch.setattr(expert_tables, "get_moe_configs", lambda *_, **__: tuned)
+    monkeypatch.setattr(expert_layers, "get_moe_configs", lambda *_, **__: tuned)
     start()
     assert len([*timed.iterdir()]) == 3
     start()
