@@ -30,6 +30,7 @@ from sglang_prefill_ext.border.tokenizer_manager.frontend_link import (
     embedding_rows,
 )
 from sglang_prefill_ext.border.tokenizer_manager.gc_frontend import FrontendGc
+from sglang_prefill_ext.border.tokenizer_manager.request_fields import GRAMMARS
 from sglang_prefill_ext.border.tokenizer_manager.server import ATTRIBUTE, PrefillServer, server_of
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import ConfigError
@@ -45,10 +46,7 @@ from sglang_prefill_ext.process.stages import STARTUP
 from sglang_prefill_ext.wire.prefix_policy import repeated_prefixes
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
-_CHANGES_LOG_PROBS = (
-    *("logit_bias", "min_new_tokens"),
-    *("json_schema", "regex", "ebnf", "structural_tag"),
-)
+_CHANGES_LOG_PROBS = ("logit_bias", "min_new_tokens", *GRAMMARS)
 """Sampling parameters that change log-probs. Calls for scores have none of their own, but SGLang
 fills in those of `--preferred-sampling-params`."""
 
@@ -86,10 +84,7 @@ def attach_server(_result: None, manager: Any) -> None:
 
 
 def _accept_frontends(app: Any, engine: AttachableEngine, path: str) -> Broker:
-    """Serve front ends in other processes for as long as the HTTP application runs.
-
-    Args:
-        path: of the socket.
+    """Serve front ends in other processes, at a socket, for as long as the HTTP application runs.
 
     Raises:
         ConfigError: there is no HTTP application.
@@ -114,17 +109,14 @@ def _server(manager: Any, config: PrefillOnlyConfig) -> PrefillServer:
     metrics = FrontendMetrics(manager.metrics_collector.labels if manager.enable_metrics else None)
     link = TokenizerManagerLink(manager, config, metrics)
     path = _path(manager, link, config, metrics)
-    server = PrefillServer(
+    return PrefillServer(
         *(manager, path, link, ScoreFrontend(path), CallRecords(manager)),
         gc=FrontendGc(manager, path),
+        embed=None if manager.is_generation else EmbedFrontend(path),
+        tokens=TokenFrontend(path) if manager.is_generation else None,
         texts=_texts(manager, path, link),
         chats=link.texts if _encodes_chats_as_texts(manager.tokenizer) else None,
     )
-    if manager.is_generation:
-        server.tokens = TokenFrontend(path)
-    else:
-        server.embed = EmbedFrontend(path)
-    return server
 
 
 def _path(

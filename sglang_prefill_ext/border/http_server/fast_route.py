@@ -34,8 +34,6 @@ Serve: TypeAlias = Callable[[bytes, CallContext], Awaitable[Response | bytes]]
 
 OUR_PATHS = "/prefill_only/"
 
-NO_HEADERS: Mapping[str, str] = {}
-
 
 class FastRoute:
     """An ASGI application that takes the place of a route's own.
@@ -126,7 +124,7 @@ def _replaying(body: bytes, receive: Any) -> Any:
     return replay
 
 
-def shorten(app: Any, path: str, serve: Serve, headers: Mapping[str, str] = NO_HEADERS) -> None:
+def shorten(app: Any, path: str, serve: Serve, headers: Mapping[str, str] = {}) -> None:
     """Let `serve` answer the requests of the application's route of that path.
 
     A path must have one route, and may have one fast route.

@@ -128,14 +128,10 @@ def _attach(server_args: Any, values: dict[str, Any]) -> None:
             "SGLang finds no GPU here. Check the driver; or, for tests, run on the CPU with "
             "--device cpu --dtype float32."
         )
-    _keep_out_of_access_log(server_args, FACTS_PATH)
+    # Every router process of a fleet asks for it each second.
+    unlogged = [*server_args.uvicorn_access_log_exclude_prefixes, FACTS_PATH]
+    server_args.uvicorn_access_log_exclude_prefixes = list(dict.fromkeys(unlogged))
     activation.attach(server_args, config)
-
-
-def _keep_out_of_access_log(server_args: Any, path: str) -> None:
-    """Leave out a path that every router process of a fleet asks each second."""
-    left_out = server_args.uvicorn_access_log_exclude_prefixes
-    server_args.uvicorn_access_log_exclude_prefixes = list(dict.fromkeys([*left_out, path]))
 
 
 def _conflicts(args: Any, config: PrefillOnlyConfig) -> Iterator[str]:

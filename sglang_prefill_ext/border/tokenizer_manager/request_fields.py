@@ -10,6 +10,8 @@ from sglang_prefill_ext.wire.stock_reason import StockReason
 HEALTH_CHECK = "HEALTH_CHECK"
 """Beginning of the ids of SGLang's own health checks, which are to test the stock path."""
 
+GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
+"""Sampling parameters that give a grammar."""
 
 # Fields of an `EmbeddingReqInput` that change what is computed.
 UNPACKED_OF_VECTORS = {
@@ -50,10 +52,7 @@ _UNPACKED_SWITCHES = {
 }
 # Its sampling parameters that need more than the logits to choose the one token.
 _UNPACKED_SAMPLING = {
-    "json_schema": StockReason.GRAMMAR,
-    "regex": StockReason.GRAMMAR,
-    "ebnf": StockReason.GRAMMAR,
-    "structural_tag": StockReason.GRAMMAR,
+    **dict.fromkeys(GRAMMARS, StockReason.GRAMMAR),
     "stop_regex_strs": StockReason.STOP_REGEX,
     "custom_params": StockReason.UNUSUAL_INPUT,
     "watermark": StockReason.WATERMARK,
