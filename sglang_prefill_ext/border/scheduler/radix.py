@@ -100,26 +100,18 @@ class RadixPrefixCache:
 
     Packed requests have neither cache salt nor extra key, so their prefixes have the same keys in
     the tree as those of stock requests: the token ids, and the adapter's id if there is one.
-
-    Args:
-        rows: None if no row is ever kept.
-        counted: see `RadixTransaction`.
     """
 
     shares = True
 
-    def __init__(
-        self,
-        tree: UnifiedRadixCache,
-        room: SglangRoom,
-        policy: PrefixPolicy,
-        rows: RowMemory | None,
-        *,
-        counted: bool,
-    ) -> None:
-        self._tree, self._room, self._policy, self._rows = tree, room, policy, rows
-        self._counted = counted
-        self.capacity, self.page_tokens = room.capacity, tree.page_size
+    def __init__(self, scheduler: Any, config: PrefillOnlyConfig, room: SglangRoom) -> None:
+        self._tree, self._room = scheduler.tree_cache, room
+        self.capacity, self.page_tokens = room.capacity, scheduler.tree_cache.page_size
+        self._policy = PrefixPolicy(config.prefix_caching, page_tokens=self.page_tokens)
+        never = config.prefix_caching is PrefixCaching.NEVER
+        slots = scheduler.token_to_kv_pool_allocator.size
+        self._rows = None if never else RowMemory(slots, self.page_tokens)
+        self._counted = get_memory().radix_eviction_policy.lower() in _COUNTING
 
     def begin(self, prefix: Int32Array, adapter: str = "", *, keep: bool) -> RadixTransaction:
         held = prefix[: self.capacity]
@@ -144,25 +136,16 @@ class RadixPrefixCache:
     def _begun(
         self, prefix: Int32Array, adapter: str, commit_tokens: int, *, is_whole: bool
     ) -> RadixTransaction:
-        key = _key(prefix, adapter)
-        return RadixTransaction(
-            *(self._tree, self._room, key, commit_tokens),
-            is_whole=is_whole,
-            counted=self._counted,
-        )
+        tree, room, key = self._tree, self._room, _key(prefix, adapter)
+        counted = self._counted
+        return RadixTransaction(tree, room, key, commit_tokens, is_whole=is_whole, counted=counted)
 
 
 def prefix_cache_of(scheduler: Any, config: PrefillOnlyConfig, room: Room) -> PrefixCache:
     """The scheduler's radix cache; `PrivateSlots` if the packed path cannot use it."""
-    if not shares_prefixes(room, scheduler):
-        return PrivateSlots(room)
-    tree = scheduler.tree_cache
-    policy = PrefixPolicy(config.prefix_caching, page_tokens=tree.page_size)
-    never = config.prefix_caching is PrefixCaching.NEVER
-    capacity = scheduler.token_to_kv_pool_allocator.size
-    rows = None if never else RowMemory(capacity, tree.page_size)
-    counted = get_memory().radix_eviction_policy.lower() in _COUNTING
-    return RadixPrefixCache(tree, room, policy, rows, counted=counted)
+    if shares_prefixes(room, scheduler):
+        return RadixPrefixCache(scheduler, config, room)
+    return PrivateSlots(room)
 
 
 def shares_prefixes(room: Room, scheduler: Any) -> TypeGuard[SglangRoom]:

@@ -23,19 +23,17 @@ def choose_policy(original: Callable[[Any], None], scheduler: Any) -> None:
     scheduler.schedule_policy = _STOCK_POLICY
     original(scheduler)
     scheduler.schedule_policy = POLICY
-    scheduler.policy = SrptPolicy(
-        scheduler.tree_cache, scheduler.enable_hierarchical_cache, config.ageing
-    )
+    scheduler.policy = SrptPolicy(scheduler, config.ageing)
 
 
 class SrptPolicy(SchedulePolicy):  # type: ignore[misc]
     """Sorts the queue by `scheduling.stock_order`; SGLang's own code takes it for ``fcfs``."""
 
-    def __init__(self, tree_cache: Any, enable_hierarchical_cache: bool, ageing: int) -> None:
+    def __init__(self, scheduler: Any, ageing: int) -> None:
         super().__init__(
             policy=_STOCK_POLICY,
-            tree_cache=tree_cache,
-            enable_hierarchical_cache=enable_hierarchical_cache,
+            tree_cache=scheduler.tree_cache,
+            enable_hierarchical_cache=scheduler.enable_hierarchical_cache,
             enable_priority_scheduling=False,  # SGLang refuses it with all but fcfs and lof
             schedule_low_priority_values_first=False,
         )
