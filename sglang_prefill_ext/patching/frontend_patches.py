@@ -9,8 +9,6 @@ from sglang_prefill_ext.patching.spec import Group, Kind, Patch
 _BORDER = "sglang_prefill_ext.border"
 _HOOKS = f"{_BORDER}.tokenizer_manager"
 _MANAGERS = "sglang.srt.managers"
-_SCORE_MIXIN = f"{_MANAGERS}.tokenizer_manager_score_mixin.TokenizerManagerScoreMixin"
-_SERVING = "sglang.srt.entrypoints.openai.serving_base.OpenAIServingBase"
 _TOKENIZER_MANAGER = f"{_MANAGERS}.tokenizer_manager.TokenizerManager"
 _RERANK = "sglang.srt.entrypoints.openai.serving_rerank"
 _CHAT = "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat"
@@ -30,7 +28,7 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
     ),
     _around(
         id="P21",
-        target=f"{_SCORE_MIXIN}.score_request",
+        target=f"{_MANAGERS}.tokenizer_manager_score_mixin.TokenizerManagerScoreMixin.score_request",
         hook=f"{_HOOKS}.score_hooks:score_request",
         why="Every item of a scoring call would be a request of its own.",
         relies_on="ScoreResult",
@@ -55,7 +53,7 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
     ),
     _around(
         id="P23",
-        target=f"{_SERVING}.handle_request",
+        target="sglang.srt.entrypoints.openai.serving_base.OpenAIServingBase.handle_request",
         hook=f"{_BORDER}.http_server.fast_route:answer_errors",
         why="A rejected client would not learn when to retry: SGLang drops headers of errors.",
         relies_on="HTTPException self.create_error_response",
