@@ -157,7 +157,8 @@ def _verify(changes: Sequence[_Applied]) -> Iterator[Mismatch]:
         patch = each.patch
         if not each.is_carried:
             found = repr(vars(each.owner)[patch.attribute])
-            yield _broken(patch, Aspect.APPLICATION, f"carries {patch.hook}", found)
+            expected = f"carries {patch.hook}"
+            yield guard.differs(patch, Aspect.APPLICATION, expected, found, _OTHER_PLUGIN)
         for place in {*reach.overrides(each.owner, patch.attribute, each.hook)} - {patch.spares}:
             yield _bypassed(patch, f"{place} overrides it")
     functions = {each.patch.id: each for each in changes if each.is_function}
@@ -166,11 +167,8 @@ def _verify(changes: Sequence[_Applied]) -> Iterator[Mismatch]:
 
 
 def _bypassed(patch: Patch, found: str) -> Mismatch:
-    return _broken(patch, Aspect.OVERRIDE, "every call reaches the hook", found)
-
-
-def _broken(patch: Patch, aspect: Aspect, expected: str, found: str) -> Mismatch:
-    return Mismatch(patch.id, patch.target, aspect, expected, found, _OTHER_PLUGIN)
+    expected = "every call reaches the hook"
+    return guard.differs(patch, Aspect.OVERRIDE, expected, found, _OTHER_PLUGIN)
 
 
 def _refuse(mismatches: Sequence[Mismatch]) -> None:

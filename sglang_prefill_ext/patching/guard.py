@@ -71,13 +71,13 @@ def check_use(use: Use) -> list[Mismatch]:
     if use.kind is UseKind.CLASS and isinstance(found, type):
         if missing := source.missing_members(found, use.members):
             lacks = "lacks " + ", ".join(missing)
-            differs = _differs(use, Aspect.MEMBERS, ", ".join(use.members), lacks)
-            return [replace(differs, names=tuple(missing))]
+            mismatch = differs(use, Aspect.MEMBERS, ", ".join(use.members), lacks)
+            return [replace(mismatch, names=tuple(missing))]
     elif use.kind is UseKind.FUNCTION and inspect.isfunction(found):
         if (signature := source.signature_text(found)) != use.signature:
-            return [_differs(use, Aspect.SIGNATURE, use.signature, signature)]
+            return [differs(use, Aspect.SIGNATURE, use.signature, signature)]
     elif use.kind is not UseKind.VALUE:
-        return [_differs(use, Aspect.TARGET, f"a {use.kind}", type(found).__name__)]
+        return [differs(use, Aspect.TARGET, f"a {use.kind}", type(found).__name__)]
     return []
 
 
@@ -147,21 +147,21 @@ def _check_target(patch: Patch) -> Iterator[Mismatch]:
     if patch.attribute not in vars(owner):
         inherited = hasattr(owner, patch.attribute)
         found = "inherited from another class" if inherited else "no such attribute"
-        yield _differs(patch, Aspect.TARGET, "defined by the class itself", found)
+        yield differs(patch, Aspect.TARGET, "defined by the class itself", found)
         return
     target = source.underlying(vars(owner)[patch.attribute])
     if patch.kind is not Kind.ATTRIBUTE:
         if not inspect.isfunction(target):
-            yield _differs(patch, Aspect.TARGET, "a function", type(target).__name__)
+            yield differs(patch, Aspect.TARGET, "a function", type(target).__name__)
             return
         signature = source.signature_text(target)
         if signature != patch.signature:
-            yield _differs(patch, Aspect.SIGNATURE, patch.signature, signature)
+            yield differs(patch, Aspect.SIGNATURE, patch.signature, signature)
     reader = owner if patch.kind is Kind.ATTRIBUTE else target
     names = patch.relies_on.split()
     if missing := sorted(set(names) - source.names_in(source.source_of(reader))):
         found = "not in the source: " + ", ".join(missing)
-        yield _differs(patch, Aspect.NAMES, ", ".join(names), found)
+        yield differs(patch, Aspect.NAMES, ", ".join(names), found)
     body, known = source.fingerprint(source.source_of(target)), patch.fingerprints
     if known and body not in known.values():
         expected = ", ".join(f"{digest[:12]} ({seen})" for seen, digest in known.items())
@@ -176,7 +176,7 @@ def _check_hook(patch: Patch) -> Iterator[Mismatch]:
         return
     if not callable(hook):
         found = type(hook).__name__
-        yield _differs(patch, Aspect.HOOK, f"{patch.hook} is callable", found, _REINSTALL)
+        yield differs(patch, Aspect.HOOK, f"{patch.hook} is callable", found, _REINSTALL)
 
 
 def _cannot_import(checked: Patch | Use, aspect: Aspect, name: str, error: Exception) -> Mismatch:
@@ -186,14 +186,14 @@ def _cannot_import(checked: Patch | Use, aspect: Aspect, name: str, error: Excep
     if isinstance(error, OSError):  # of the machine, such as a home that cannot be written
         remedy = _CANNOT_IMPORT
     found = f"{type(error).__name__}: {error}"
-    return _differs(checked, aspect, f"{name} can be imported", found, remedy)
+    return differs(checked, aspect, f"{name} can be imported", found, remedy)
 
 
-def _differs(
+def differs(
     checked: Patch | Use, aspect: Aspect, expected: str, found: str, remedy: str = OTHER_RELEASE
 ) -> Mismatch:
     return Mismatch(checked.id, checked.target, aspect, expected, found, remedy)
 
 
 def _drifted(checked: Patch | Use, expected: str, found: str) -> Mismatch:
-    return replace(_differs(checked, Aspect.BODY, expected, found[:12], _LOOK), blocking=False)
+    return replace(differs(checked, Aspect.BODY, expected, found[:12], _LOOK), blocking=False)
