@@ -87,16 +87,15 @@ async def _answered(
     request: Request, serve: Callable[[bytes], Coroutine[None, None, Any]]
 ) -> Response:
     """Answer with what `serve` returns for the body; cancelled as soon as the client leaves."""
-    answer = Response(status_code=_UNREAD)
     try:
         body = await request.body()
         async with until_departure(request):
-            answer = Response(carrier.encode(await serve(body)), media_type=carrier.MSGPACK)
+            return Response(carrier.encode(await serve(body)), media_type=carrier.MSGPACK)
     except ClientDisconnect:
         pass
     except (PackingError, RequestError) as error:
-        answer = refusal(error)
-    return answer
+        return refusal(error)
+    return Response(status_code=_UNREAD)
 
 
 def offer_of(app: Any, manager: Any, engine: AttachableEngine) -> Offer:

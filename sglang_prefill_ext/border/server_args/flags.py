@@ -75,13 +75,7 @@ def server_args_from_kwargs(**kwargs: Any) -> Any:
 
 
 def refuse_impossible(_result: None, server_args: Any) -> None:
-    """AFTER `ServerArgs.check_server_args`: exit if packed forwards could never run.
-
-    Raises:
-        SystemExit: prefill-only serving cannot work with a combination of flags; our scheduling
-            policy is used without it; a tokenizer library is not installed; or front ends cannot be
-            attached at the given path.
-    """
+    """AFTER `ServerArgs.check_server_args`: raise `SystemExit` if our flags could never work."""
     config = activation.config_of(server_args)
     if config is None:
         if server_args.schedule_policy == stock_order.POLICY:

@@ -37,11 +37,7 @@ def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
     empty, because the session's history is scored.
 
     Raises:
-        RequestError: the prompt is empty, or an id lies outside the vocabulary; its embeddings do
-            not fit the model, or the model is an encoder, which takes none; an encoder has no
-            positions for so many tokens; or the request asks for tokens, positions, labels, hidden
-            states, a session or a logit processor that cannot exist, for an adapter in another way
-            than by one name, or for several tokens or log-probs of a model that makes vectors.
+        RequestError: a check of those below fails.
     """
     server = server_of(manager)
     if server is None:

@@ -59,19 +59,15 @@ class Caller:
 def stock_error(rid: str, error: Exception) -> StockError:
     if isinstance(error, HTTPException):
         wait_s = float((error.headers or {}).get("Retry-After", 0))
-        return StockError(rid, _status_of(error), str(error.detail), wait_s)
+        status = status_of_http(error.status_code)
+        ours: Exception = error  # may be an HTTP error as well, see `with_status`
+        if isinstance(ours, PrefillExtError):
+            status = end_by(ours).status
+        return StockError(rid, status, str(error.detail), wait_s)
     if isinstance(error, ValueError):
         return StockError(rid, Status.REFUSED, str(error), field=getattr(error, "field", ""))
     logger.error("A call of an attached front end failed", exc_info=error)
     return StockError(rid, Status.FAILED, f"{type(error).__name__}: {error}")
-
-
-def _status_of(error: HTTPException) -> Status:
-    """How a call ended; our own errors are HTTP errors as well, see `with_status`."""
-    ours: Exception = error
-    if isinstance(ours, PrefillExtError):
-        return end_by(ours).status
-    return status_of_http(error.status_code)
 
 
 def forget_outcome(task: asyncio.Task[StockAnswer]) -> None:
