@@ -15,7 +15,7 @@ from sglang_prefill_ext.border.model.model_classes import reads_places
 from sglang_prefill_ext.border.tokenizer_manager.call_context import CallContext, call_with, counted
 from sglang_prefill_ext.border.tokenizer_manager.call_records import CallRecord
 from sglang_prefill_ext.border.tokenizer_manager.embed_request import embed_call_of
-from sglang_prefill_ext.border.tokenizer_manager.override_hooks import vector_arrays
+from sglang_prefill_ext.border.tokenizer_manager.overrides import vector_arrays
 from sglang_prefill_ext.border.tokenizer_manager.server import PrefillServer, server_of
 from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.answers import native_answers

@@ -9,7 +9,7 @@ from sglang.srt.managers.io_struct import GenerateReqInput, SessionParams
 
 from sglang_prefill_ext.border.model.model_classes import encoder_traits, reads_places
 from sglang_prefill_ext.border.tokenizer_manager.call_context import current_call
-from sglang_prefill_ext.border.tokenizer_manager.override_hooks import (
+from sglang_prefill_ext.border.tokenizer_manager.overrides import (
     check_input_embeds,
     check_overrides,
 )

@@ -14,7 +14,7 @@ from sglang_prefill_ext.border.tokenizer_manager.call_context import (
     counted,
     stock_path,
 )
-from sglang_prefill_ext.border.tokenizer_manager.override_hooks import stock_arguments, with_arrays
+from sglang_prefill_ext.border.tokenizer_manager.overrides import stock_arguments, with_arrays
 from sglang_prefill_ext.border.tokenizer_manager.server import PrefillServer, server_of
 from sglang_prefill_ext.frontend.answers import Scored
 from sglang_prefill_ext.frontend.exchange import StockPathTaken

@@ -8,7 +8,7 @@ import pytest
 import torch
 from sglang.srt.managers.embed_types import PositionalEmbeds
 
-from sglang_prefill_ext.border.tokenizer_manager.override_hooks import (
+from sglang_prefill_ext.border.tokenizer_manager.overrides import (
     check_input_embeds,
     check_overrides,
     vector_arrays,
