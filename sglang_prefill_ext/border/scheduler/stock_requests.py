@@ -38,11 +38,8 @@ def refuse_embeddings(scheduler: Any) -> None:
     def passes(message: Any) -> bool:
         error = _refusal(message, name, takes_embeds=takes_embeds)
         if error is not None:
-            reason = {
-                "type": "abort",
-                "status_code": HTTPStatus.BAD_REQUEST,
-                "message": str(error),
-            }
+            status = HTTPStatus.BAD_REQUEST
+            reason = {"type": "abort", "status_code": status, "message": str(error)}
             sender.send_output(io_struct.AbortReq(rid=message.rid, finished_reason=reason), message)
         return error is None
 

@@ -48,9 +48,9 @@ class CallRecord:
     """One call under way.
 
     Args:
-        trace: headers of the trace that the call is a part of; None if it is not to be traced.
-        request: the HTTP request, if any.
+        request: the HTTP request, if any; its headers name the trace that the call is a part of.
         priority: SGLang's field of this name; None if the call has none.
+        traced: whether SGLang traces requests.
 
     Attributes:
         times: SGLang's time stamps of the call.
@@ -59,19 +59,14 @@ class CallRecord:
     """
 
     def __init__(
-        self,
-        call: PackedCall,
-        *,
-        trace: dict[str, str] | None,
-        request: Any = None,
-        priority: int | None = None,
+        self, call: PackedCall, request: Any, priority: int | None, *, traced: bool
     ) -> None:
-        self.call = call
-        self.priority = priority
-        self.request = request
+        self.call, self.request, self.priority = call, request, priority
         self.times = APIServerReqTimeStats()
-        self._traced = trace is not None
-        if trace is not None:
+        self._traced = traced
+        if traced:
+            headers = getattr(request, "headers", {})
+            trace = {name: headers[name] for name in _TRACE_HEADERS if name in headers}
             self.times.init_trace_ctx(call.rid, None, trace)
         self.times.set_created_time()
         self.state = ReqState(
@@ -178,11 +173,7 @@ class CallRecords:
         route = getattr(request, "scope", {}).get("path", "")
         rid = unique_name(CALL_NAME)  # spans have the name that is behind the line
         call = PackedCall(rid, route, num_prompts, **shown)
-        trace = None
-        if self._manager.enable_trace:
-            headers = getattr(request, "headers", {})
-            trace = {name: headers[name] for name in _TRACE_HEADERS if name in headers}
-        record = CallRecord(call, trace=trace, request=request, priority=priority)
+        record = CallRecord(call, request, priority, traced=self._manager.enable_trace)
         own = names or [rid]
         records.update(dict.fromkeys(own, record.state))
         try:
