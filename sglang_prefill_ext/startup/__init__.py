@@ -1,1 +1,1 @@
-"""Checks and forwards that run before the first request. Neither torch nor SGLang."""
+"""The comparison of both paths before the first request. Neither torch nor SGLang."""

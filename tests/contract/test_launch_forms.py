@@ -22,12 +22,12 @@ from triton.runtime.jit import create_function_from_signature
 from sglang_prefill_ext.attention.inputs import HeadShape, LayerInputs
 from sglang_prefill_ext.attention.prefix_libraries import LIBRARIES, RaggedAttend
 from sglang_prefill_ext.config import AttentionWay
+from sglang_prefill_ext.forward.compile_ahead import compile_ahead
 from sglang_prefill_ext.forward.executor import PackedExecutor
 from sglang_prefill_ext.forward.logits import ProductHead
 from sglang_prefill_ext.forward.model import Attend
 from sglang_prefill_ext.layout.ragged_plan import RaggedPlan
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
-from sglang_prefill_ext.startup.compile_ahead import compile_ahead
 from sglang_prefill_ext.wire.arrays import int_array
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.read import Labels

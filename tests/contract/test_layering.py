@@ -47,7 +47,7 @@ LAYERS = {
     "process": Layer("errors metrics", "msgspec psutil uvicorn"),
     "shared_device": Layer("errors", "numpy"),
     "scheduling": Layer("errors config wire layout", "numpy"),
-    "startup": Layer("errors config wire layout scheduling", "numpy"),
+    "startup": Layer("errors config wire scheduling", "numpy"),
     "prefill_kernels": Layer("", "torch triton", light=False),
     "attention": Layer(
         "errors config layout prefill_kernels", "flashinfer numpy sgl_kernel torch", light=False

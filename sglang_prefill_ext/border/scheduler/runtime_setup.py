@@ -23,6 +23,7 @@ from sglang_prefill_ext.border.scheduler.ranks import Ranks
 from sglang_prefill_ext.config import PrefillOnlyConfig, Switch
 from sglang_prefill_ext.forward.attention_choice import resolve_attention, way_of_all_ranks
 from sglang_prefill_ext.forward.calibration import Calibration, calibrate
+from sglang_prefill_ext.forward.compile_ahead import compile_ahead
 from sglang_prefill_ext.forward.executor import PackedExecutor
 from sglang_prefill_ext.forward.graphs.plan import GraphUse
 from sglang_prefill_ext.forward.graphs.replay import look_at_weights
@@ -34,7 +35,6 @@ from sglang_prefill_ext.scheduling.policy import policy_of
 from sglang_prefill_ext.scheduling.runtime import PackedRuntime
 from sglang_prefill_ext.shared_device.board import Board
 from sglang_prefill_ext.startup.answer_check import AnswerCheck, Attempt, attempts
-from sglang_prefill_ext.startup.compile_ahead import compile_ahead
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
 logger = logging.getLogger(__name__)

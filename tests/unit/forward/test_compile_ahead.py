@@ -11,12 +11,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.config import AttentionWay
+from sglang_prefill_ext.forward.compile_ahead import LONE, LONG, compile_ahead
 from sglang_prefill_ext.layout.kernel_plan import DIVIDED_PREFIX_TOKENS, plan_tiles
 from sglang_prefill_ext.layout.recurrence_plan import Recurrence, RecurrencePlan
 from sglang_prefill_ext.layout.tokens import ForwardLayout
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
-from sglang_prefill_ext.startup.compile_ahead import LONE, LONG, compile_ahead
 from tests.unit.scheduling.caches import SLOTS, MemoryCache
 from tests.unit.scheduling.jobs import IdleExecutor
 

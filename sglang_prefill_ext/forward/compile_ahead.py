@@ -7,19 +7,19 @@ Each form is launched here from the model's own layers, so that no request waits
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
 from sglang_prefill_ext.config import AttentionWay
+from sglang_prefill_ext.forward.executor import PackedExecutor
+from sglang_prefill_ext.forward.model import Model
 from sglang_prefill_ext.layout.kernel_plan import DIVIDED_PREFIX_TOKENS
 from sglang_prefill_ext.layout.recurrence_parts import CHUNK
-from sglang_prefill_ext.layout.recurrence_plan import Recurrence, carries_states
+from sglang_prefill_ext.layout.recurrence_plan import carries_states
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.job import Job
-from sglang_prefill_ext.scheduling.planner import Executor
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache
 from sglang_prefill_ext.scheduling.prefixed_forward import PrefixedForward
 from sglang_prefill_ext.scheduling.split import split_request
@@ -71,26 +71,7 @@ TOGETHER = Shape(prefix=5, tokens=8, forward=8)
 """Two such requests share a forward, whose tokens recurrent layers compute in another order."""
 
 
-class CompiledModel(Protocol):
-    """What decides which kernels forwards launch; see `forward.model.Model`."""
-
-    longest_prompt: int | None
-    vector_width: int
-    recurrence: Recurrence | None
-
-
-class CompilingExecutor(Executor, Protocol):
-    """An executor that can be made to replay nothing."""
-
-    attention: AttentionWay
-
-    @property
-    def model(self) -> CompiledModel: ...
-
-    def eagerly(self) -> AbstractContextManager[None]: ...
-
-
-def compile_ahead(executor: CompilingExecutor, budget: ForwardBudget, slots: PrefixCache) -> None:
+def compile_ahead(executor: PackedExecutor, budget: ForwardBudget, slots: PrefixCache) -> None:
     """Run forwards of every kind that requests within the budget can ask for.
 
     Nothing runs with attention by torch, which compiles nothing. Nothing runs for an encoder, whose
@@ -105,7 +86,7 @@ def compile_ahead(executor: CompilingExecutor, budget: ForwardBudget, slots: Pre
             _run_all(executor, budget, slots)
 
 
-def _run_all(executor: CompilingExecutor, budget: ForwardBudget, slots: PrefixCache) -> None:
+def _run_all(executor: PackedExecutor, budget: ForwardBudget, slots: PrefixCache) -> None:
     model = executor.model
     shapes = [LONE, SMALL, LONG]
     if carries_states(model.recurrence):
@@ -127,7 +108,7 @@ def _run_all(executor: CompilingExecutor, budget: ForwardBudget, slots: PrefixCa
         _launch(executor, [_one_of_two(number, model, budget) for number in (0, 1)], slots)
 
 
-def _launch(executor: Executor, jobs: list[Job], slots: PrefixCache) -> None:
+def _launch(executor: PackedExecutor, jobs: list[Job], slots: PrefixCache) -> None:
     prefixed = PrefixedForward(jobs, slots)
     try:
         executor.launch(prefixed.plan).wait()
@@ -135,14 +116,14 @@ def _launch(executor: Executor, jobs: list[Job], slots: PrefixCache) -> None:
         prefixed.rollback()  # cache nothing
 
 
-def _one_of_two(number: int, model: CompiledModel, budget: ForwardBudget) -> Job:
+def _one_of_two(number: int, model: Model, budget: ForwardBudget) -> Job:
     """A request with a prefix of its own."""
     rows = _request(TOGETHER, TOGETHER.tokens, model, TOGETHER.prefix)
     rows = replace(rows, tokens=np.full_like(rows.tokens, number))
     return Job(f"compile-ahead-{number}", rows, pieces=split_request(rows, budget))
 
 
-def _request(shape: Shape, forward: int, model: CompiledModel, room: int) -> PackedRows:
+def _request(shape: Shape, forward: int, model: Model, room: int) -> PackedRows:
     tokens = shape.tokens - (shape.tokens % forward if shape.full else 0)
     prefix = min(shape.prefix, room)
     if model.longest_prompt is not None:
