@@ -9,6 +9,7 @@ import torch
 
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.forward.executor import PackedExecutor
+from sglang_prefill_ext.forward.graphs.plan import useful_tokens
 from sglang_prefill_ext.forward.memory import MemoryModel, free_bytes
 from sglang_prefill_ext.forward.memory_samples import measured_memory
 from sglang_prefill_ext.forward.pace import (
@@ -20,7 +21,6 @@ from sglang_prefill_ext.forward.pace import (
     sampled_tokens,
     tokens_while_launching,
 )
-from sglang_prefill_ext.forward.useful_graphs import capture_useful
 from sglang_prefill_ext.layout.recurrence_plan import carries_states
 from sglang_prefill_ext.scheduling.budget import UNLIMITED, ForwardBudget
 from sglang_prefill_ext.scheduling.graph_room import NO_GRAPHS, GraphCost
@@ -34,6 +34,12 @@ LONGEST_S = 5.0
 """Seconds of a forward, at most: SGLang's health checks are answered between forwards, within 20 s.
 Only a large model on a CPU is so slow. A single long prompt may still take several times as long,
 as its attention grows with the square of its length."""
+
+GRAPH_SHARE = 0.25
+"""Most of the free memory for graphs, unless their size is asked for."""
+
+FEWER_TOKENS = 4096
+"""Tokens of the largest graph if larger ones cannot be captured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +128,25 @@ def calibrate(
         1 / pace.s_per_token,
         replace(graphs, eager_tokens=eager_tokens),
     )
+
+
+def capture_useful(
+    executor: PackedExecutor, most_tokens: int, hidden_tokens: int, free_tokens: float
+) -> None:
+    """Capture graphs of those forwards that take the host longer to launch than the device to run.
+
+    Larger ones would only be padded.
+
+    Args:
+        hidden_tokens: computed by the device while the host launches an eager forward.
+        free_tokens: for which a forward would take all the free memory. Graphs keep about as much
+            as their largest forward takes, and may keep `GRAPH_SHARE`.
+    """
+    tokens = useful_tokens(most_tokens, hidden_tokens, GRAPH_SHARE * free_tokens)
+    executor.capture_graphs(tokens)
+    if executor.graph_use.obstacle and tokens > FEWER_TOKENS:
+        executor.forget_graphs()
+        executor.capture_graphs(FEWER_TOKENS)
 
 
 def _replayed(executor: PackedExecutor, eager: Pace, max_tokens: int) -> tuple[Pace, GraphCost]:

@@ -69,6 +69,18 @@ def sizes_up_to(max_tokens: int) -> list[int]:
     return sorted(sizes)
 
 
+def useful_tokens(most_tokens: int, hidden_tokens: int, affordable: float) -> int:
+    """Tokens of the largest graph that saves time.
+
+    Args:
+        hidden_tokens: see `calibration.capture_useful`.
+        affordable: most tokens for which there is memory; the smallest graph needs none.
+    """
+    sizes = sizes_up_to(most_tokens)
+    enough = next((tokens for tokens in sizes if tokens >= hidden_tokens), most_tokens)
+    return max(tokens for tokens in sizes if tokens <= max(min(enough, affordable), sizes[0]))
+
+
 def eager_reason(plan: ForwardPlan, *, most_held: int) -> str:
     """Return why graphs cannot replay a forward, its size apart; empty if they can.
 

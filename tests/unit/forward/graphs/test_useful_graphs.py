@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_prefill_ext.forward.graphs.plan import GraphUse, sizes_up_to
-from sglang_prefill_ext.forward.useful_graphs import capture_useful, useful_tokens
+from sglang_prefill_ext.forward.calibration import capture_useful
+from sglang_prefill_ext.forward.graphs.plan import GraphUse, sizes_up_to, useful_tokens
 
 TOKENS = st.integers(1, 20_000)
 
