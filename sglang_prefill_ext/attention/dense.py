@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sglang_prefill_ext.attention.dense_calls import DenseCall, DenseCalls
-from sglang_prefill_ext.attention.inputs import HeldKV, LayerInputs, gather_held
+from sglang_prefill_ext.attention.inputs import Held, HeldKV, LayerInputs
 from sglang_prefill_ext.layout.dense_plan import TileBatch, plan_attention
 from sglang_prefill_ext.layout.last_token_plan import row_batches, row_spans
 from sglang_prefill_ext.layout.tokens import ForwardLayout
@@ -104,7 +104,7 @@ _UNLIMITED = Limits()
 
 
 class DenseAttention:
-    """Attention of one layout for all layers; the first layer with some limits plans for them."""
+    """A `layers.Attention`; the first layer with some limits plans for them."""
 
     def __init__(self, layout: ForwardLayout, device: torch.device) -> None:
         self._layout = layout
@@ -117,12 +117,10 @@ class DenseAttention:
         return ()
 
     def bind(self, arrays: Sequence[Tensor], page_table: Tensor | None = None) -> None:
-        """See `layers.Attention.bind`."""
         self._page_table = page_table
 
     def forward(self, inputs: LayerInputs, cached: HeldKV | None) -> Tensor:
-        """See `layers.Attention.forward`."""
-        held = gather_held(self._layout, cached, self._page_table)
+        held = self._gathered(cached)
         limits = self._limits_of(inputs)
         if limits not in self._plans:
             self._plans[limits] = (
@@ -133,10 +131,9 @@ class DenseAttention:
         return self._plans[limits].forward(inputs, held)
 
     def read(self, inputs: LayerInputs, cached: HeldKV | None) -> Tensor:
-        """See `layers.Attention.read`."""
         if not self._layout.num_rows:
             return inputs.q.new_zeros(*inputs.q.shape[:2], inputs.v.shape[2])
-        held = gather_held(self._layout, cached, self._page_table)
+        held = self._gathered(cached)
         limits = self._limits_of(inputs)
         attention = (
             readout_attention(self._layout, self._device)
@@ -144,6 +141,15 @@ class DenseAttention:
             else windowed_attention(self._layout, limits, self._device, self._layout.row_ends)
         )
         return attention.forward(inputs, held)
+
+    def _gathered(self, cached: HeldKV | None) -> Held:
+        """Copy the K/V of held prefixes from the slots that the page table names."""
+        if cached is None or self._page_table is None:
+            return [None] * len(self._layout.groups)
+        lens = self._layout.held.tolist()
+        keys, values = (torch.split(x.index_select(0, self._page_table), lens) for x in cached)
+        pairs = zip(lens, keys, values, strict=True)
+        return [(k, v) if held else None for held, k, v in pairs]
 
     def _limits_of(self, inputs: LayerInputs) -> Limits:
         """Those that hide a token of some prompt."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sglang_prefill_ext.attention.inputs import Held, LayerInputs, check_inputs, with_held
+from sglang_prefill_ext.attention.inputs import Held, LayerInputs
 from sglang_prefill_ext.attention.partial import finish_dense, partial_attention
+from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.layout.dense_plan import PrefixSpan
 from sglang_prefill_ext.layout.tokens import ForwardLayout
 
@@ -94,8 +96,8 @@ class DenseCalls:
         Raises:
             PackingError: an input does not have the shape that the layout asks for.
         """
-        check_inputs(self._layout, self._num_queries, inputs, held)
-        with_copies = with_held(inputs, [held[group] for group in self._copied_groups])
+        _check_inputs(self._layout, self._num_queries, inputs, held)
+        with_copies = _with_held(inputs, [held[group] for group in self._copied_groups])
         parts = (call.attend(with_copies) for call in self._calls)
         grids = [call.results for call in self._calls]
         out, lse = in_token_order(grids, parts, self._num_queries + self._padded)
@@ -155,3 +157,27 @@ def in_token_order(
             grid.scatter(values, tokens)
     out, lse = joined
     return out, lse
+
+
+def _check_inputs(layout: ForwardLayout, num_queries: int, inputs: LayerInputs, held: Held) -> None:
+    """Raise PackingError unless the inputs have the token counts of the layout."""
+    lens = [0 if pair is None else pair[0].shape[0] for pair in held]
+    wanted = layout.held.tolist()
+    if lens != wanted:
+        raise PackingError(f"held has {lens} tokens per group, the layout says {wanted}")
+    for name, count in (("q", num_queries), ("k", layout.num_tokens), ("v", layout.num_tokens)):
+        tokens = getattr(inputs, name).shape[0]
+        if tokens != count:
+            raise PackingError(
+                f"{name} has {tokens} tokens, the layout has {count}; "
+                "drop padding tokens before attention"
+            )
+
+
+def _with_held(inputs: LayerInputs, held: Held) -> LayerInputs:
+    """Return inputs with the K/V of held prefixes, in order, appended to those of the forward."""
+    pairs = [pair for pair in held if pair is not None]
+    if not pairs:
+        return inputs
+    keys, values = zip(*pairs, strict=True)
+    return replace(inputs, k=torch.cat([inputs.k, *keys]), v=torch.cat([inputs.v, *values]))

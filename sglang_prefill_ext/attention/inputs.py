@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
-
-from sglang_prefill_ext.errors import PackingError
-from sglang_prefill_ext.layout.tokens import ForwardLayout
 
 HeldKV: TypeAlias = tuple[Tensor, Tensor]
 """Keys `[n, KH, D]` and values `[n, KH, Dv]` of one layer: of a held prefix of n tokens, or of a
@@ -112,52 +109,3 @@ class LayerInputs:
 
 Held: TypeAlias = Sequence[HeldKV | None]
 """One entry per group; None where the group holds nothing."""
-
-
-def with_held(inputs: LayerInputs, held: Held) -> LayerInputs:
-    """Return inputs with the K/V of held prefixes, in order, appended to those of the forward."""
-    pairs = [pair for pair in held if pair is not None]
-    if not pairs:
-        return inputs
-    keys, values = zip(*pairs, strict=True)
-    return replace(inputs, k=torch.cat([inputs.k, *keys]), v=torch.cat([inputs.v, *values]))
-
-
-def held_slots(held: Sequence[Tensor | None]) -> Tensor | None:
-    """Return the slots of all held prefixes, group after group; None if there are none.
-
-    Args:
-        held: per group its slots, integers `[held]` in the order of the tokens; None: it holds
-            none.
-    """
-    found = [slots for slots in held if slots is not None]
-    return torch.cat(found) if len(found) > 1 else next(iter(found), None)
-
-
-def gather_held(layout: ForwardLayout, cached: HeldKV | None, page_table: Tensor | None) -> Held:
-    """Copy the K/V of held prefixes from the slots that a page table names.
-
-    Args:
-        cached: K/V of the whole pool.
-    """
-    if cached is None or page_table is None:
-        return [None] * len(layout.groups)
-    lens = layout.held.tolist()
-    keys, values = (torch.split(x.index_select(0, page_table), lens) for x in cached)
-    pairs = zip(lens, keys, values, strict=True)
-    return [(k, v) if held else None for held, k, v in pairs]
-
-
-def check_inputs(layout: ForwardLayout, num_queries: int, inputs: LayerInputs, held: Held) -> None:
-    """Raise PackingError unless the inputs have the token counts of the layout."""
-    lens = [0 if pair is None else pair[0].shape[0] for pair in held]
-    wanted = layout.held.tolist()
-    if lens != wanted:
-        raise PackingError(f"held has {lens} tokens per group, the layout says {wanted}")
-    for name, count in (("q", num_queries), ("k", layout.num_tokens), ("v", layout.num_tokens)):
-        tokens = getattr(inputs, name).shape[0]
-        if tokens != count:
-            raise PackingError(
-                f"{name} has {tokens} tokens, the layout has {count}; "
-                "drop padding tokens before attention"
-            )

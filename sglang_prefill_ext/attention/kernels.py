@@ -23,9 +23,9 @@ from sglang_prefill_ext.layout.tokens import ForwardLayout
 
 
 class KernelAttention:
-    """Attention of one forward by the Triton kernels.
+    """A `layers.Attention` by the Triton kernels.
 
-    The kernels read a few small integer arrays that describe the layout. These are made on the
+    They read a few small integer arrays that describe the layout. These are made on the
     host, uploaded by the caller together with its other arrays, and handed to `bind`. Held prefixes
     are read in the KV pool through a page table; only libraries need a copy of them.
 
@@ -77,13 +77,11 @@ class KernelAttention:
         self._page_table: Tensor | None = None
 
     def host_arrays(self) -> Sequence[NDArray[np.int32]]:
-        """The arrays to upload."""
         plans = chain(*self._plans.values())
         arrays = [each for p in plans for each in (p.query_token, p.segment_start, p.tiles)]
         return [*arrays, *(self._library.host_arrays() if self._library else ())]
 
     def bind(self, arrays: Sequence[Tensor], page_table: Tensor | None = None) -> None:
-        """See `layers.Attention.bind`."""
         self._page_table = page_table
         left = iter(arrays)
         planned = {
@@ -97,7 +95,6 @@ class KernelAttention:
             self._library.bind([*left], page_table)
 
     def forward(self, inputs: LayerInputs, cached: HeldKV | None) -> Tensor:
-        """See `layers.Attention.forward`."""
         if inputs.window is not None or inputs.chunk:
             self._layout.require_causal_window()
         tiles = self._only or self._tiles[inputs.heads]
@@ -112,10 +109,7 @@ class KernelAttention:
         return out if part is None else merge_state(out, lse, *part, out=out, lse=lse)[0]
 
     def read(self, inputs: LayerInputs, cached: HeldKV | None) -> Tensor:
-        """See `layers.Attention.read`.
-
-        Always fused: with one query a row there is too little work for a second launch.
-        """
+        # Always fused: with one query a row there is too little work for a second launch.
         tiles = self._only or self._tiles[inputs.heads]
         return _fused(inputs, tiles[-1], cached=self._paged(cached))[0]
 

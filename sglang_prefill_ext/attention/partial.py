@@ -78,7 +78,9 @@ def finish_dense(
         merged = merge_states(out[queries], lse[queries], part_out[0], part_lse[0])
         out[queries], lse[queries] = merged
     if inputs.sinks is not None:
-        join_sinks(out, lse, inputs.sinks)
+        # A sink is one more key of its head, of the whole and not of each part; its value is 0
+        # (Xiao et al. 2024, as gpt-oss has it).
+        out.mul_(torch.sigmoid(lse - inputs.sinks.float()).unsqueeze(-1))
     return out
 
 
@@ -95,21 +97,6 @@ def merge_states(
     used_b = torch.where(weight_b > 0, out_b.float(), 0.0)
     weight_b.masked_fill_(lse.isneginf().unsqueeze(-1), 0.0)
     return torch.lerp(used_a, used_b, weight_b).to(out_a.dtype), lse
-
-
-def join_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> None:
-    """Add the sinks to finished attention, in place: one key per head, whose value is 0.
-
-    Call it once, after all merges: the sink is one key of the whole, not one of each part.
-
-    Args:
-        out: `[tokens, heads, head_dim]`; scaled down by the weight that the sinks take.
-        lse: `[tokens, heads]` float32, natural log, of the keys alone; finite.
-        sinks: `[heads]`, any floating dtype.
-
-    Source: attention sinks (Xiao et al. 2024) as gpt-oss has them.
-    """
-    out.mul_(torch.sigmoid(lse - sinks.float()).unsqueeze(-1))
 
 
 def _prefix_of(span: PrefixSpan, inputs: LayerInputs, held: Held) -> tuple[Tensor, Tensor]:

@@ -45,12 +45,10 @@ class LibraryPrefixes:
         self._library = LIBRARIES[way]
 
     def host_arrays(self) -> Sequence[NDArray[np.int32]]:
-        """The arrays to upload."""
         plan = self._plan
         return [plan.query_bounds, plan.key_bounds, plan.key_index, plan.without_keys()]
 
     def bind(self, arrays: Sequence[Tensor], page_table: Tensor | None) -> None:
-        """See `layers.Attention.bind`."""
         query_bounds, key_bounds, self._key_index, without_keys = arrays
         self._page_table = page_table
         self._without_keys = without_keys.bool()[:, None]

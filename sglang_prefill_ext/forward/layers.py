@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sglang_prefill_ext.attention.inputs import HeldKV, Latents, LayerInputs, held_slots
+from sglang_prefill_ext.attention.inputs import HeldKV, Latents, LayerInputs
 from sglang_prefill_ext.forward.kv_pool import KVPool
 from sglang_prefill_ext.forward.upload import upload
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
@@ -86,6 +86,17 @@ class LayerAttention:
         if latents is None:
             return cached
         return latents.expanded(cached[0].index_select(0, held))
+
+
+def held_slots(held: Sequence[Tensor | None]) -> Tensor | None:
+    """Return the slots of all held prefixes, group after group; None if there are none.
+
+    Args:
+        held: per group its slots, integers `[held]` in the order of the tokens; None: it holds
+            none.
+    """
+    found = [slots for slots in held if slots is not None]
+    return torch.cat(found) if len(found) > 1 else next(iter(found), None)
 
 
 def _stores(plan: ForwardPlan) -> tuple[slice | Tensor, Tensor | None]:

@@ -10,12 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sglang_prefill_ext.attention.inputs import HeldKV, LayerInputs, held_slots
+from sglang_prefill_ext.attention.inputs import HeldKV, LayerInputs
 from sglang_prefill_ext.attention.kernels import KernelAttention
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.forward.graphs.capture import Capture
 from sglang_prefill_ext.forward.graphs.plan import pad, padded
 from sglang_prefill_ext.forward.kv_pool import KVPool
+from sglang_prefill_ext.forward.layers import held_slots
 from sglang_prefill_ext.forward.model import Model
 from sglang_prefill_ext.forward.upload import Groups, flat, in_groups, in_one_buffer, tensors_in
 from sglang_prefill_ext.layout.recurrence_parts import Room

@@ -5,11 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sglang_prefill_ext.attention.inputs import (
-    HeldKV,
-    LayerInputs,
-    held_slots,
-)
+from sglang_prefill_ext.attention.inputs import HeldKV, LayerInputs
+from sglang_prefill_ext.forward.layers import held_slots
 from sglang_prefill_ext.layout.tokens import ForwardLayout
 from tests.unit.attention.reference import PLAIN, Variant
 
