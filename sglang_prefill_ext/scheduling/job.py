@@ -12,13 +12,10 @@ from numpy.typing import NDArray
 
 from sglang_prefill_ext.scheduling.budget import ForwardBudget, QueueLoad
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixTransaction
-from sglang_prefill_ext.scheduling.row_groups import RowGroups
 from sglang_prefill_ext.scheduling.split import Piece, split_request
 from sglang_prefill_ext.wire.arrays import Float32Array, values_to_bytes
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.status import Status
-
-_NOTHING = QueueLoad()
 
 
 @dataclass(slots=True, eq=False)
@@ -64,7 +61,7 @@ class Job:
     keep_prefix: bool = False
     arrival_s: float = 0.0
     reply_to: Any = None
-    arrived: QueueLoad = _NOTHING
+    arrived: QueueLoad = field(default_factory=QueueLoad)
     distinct: PackedRows = field(init=False)
     pieces: Sequence[Piece] = ()
     large: bool = False
@@ -111,13 +108,6 @@ class Job:
     def piece(self) -> Piece:
         """What the next forward of the job computes."""
         return self.pieces[self.next_piece]
-
-    def row_groups(self, most: int) -> RowGroups | None:
-        """Rows of `piece` that came before, the first `most` of them; None without any."""
-        if self.rows_seen is None or most <= 0:
-            return None
-        first_row = sum(piece.span.num_rows for piece in self.pieces[: self.next_piece])
-        return RowGroups(self.distinct, self.piece, first_row, self.rows_seen, most)
 
     @property
     def divided(self) -> bool:

@@ -65,9 +65,11 @@ class RowTransactions:
         """
         shared, cached = job.distinct.prefix_len, 0 if main is None else main.cached
         # Where the cache has the shared prefix, each group holds it: there is no room for more.
-        groups = job.row_groups(min(self._groups, self._room // max(cached, 1)))
-        if groups is None:
+        most = min(self._groups, self._room // max(cached, 1))
+        if job.rows_seen is None or most <= 0:
             return None
+        first_row = sum(piece.span.num_rows for piece in job.pieces[: job.next_piece])
+        groups = RowGroups(job.distinct, job.piece, first_row, job.rows_seen, most)
         tail = shared % self._cache.page_tokens
         if cached >= shared - tail:
             spare = self._spare(job, cached, tail * len(groups.pieces))
