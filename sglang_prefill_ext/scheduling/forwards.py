@@ -26,9 +26,6 @@ class Forwards:
     Args:
         executor: None if no job is ever queued.
         end: called for every job that needs no further forward.
-
-    Attributes:
-        asynchronous: whether a launch returns before its forward is done.
     """
 
     def __init__(
@@ -228,7 +225,7 @@ class Forwards:
             self._failures.failed([part.job for part in waiting], error, shared=shared)
             return
         busy_s = self._launch_time.collected(launched.cost, launched.launch_s, time.monotonic())
-        self._stats.record_pace(launched.num_tokens, busy_s)
+        self._stats.record_pace(launched.prefixed.plan.num_tokens, busy_s)
         bad = jobs_with_nan(waiting, values, shared=shared) if spoilt else []
         self._deliver([part for part in waiting if part.job not in bad], values)
         if bad:

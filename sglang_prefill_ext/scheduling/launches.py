@@ -97,9 +97,5 @@ class LaunchedForward:
     cost: int
 
     @property
-    def num_tokens(self) -> int:
-        return self.prefixed.plan.num_tokens
-
-    @property
     def jobs(self) -> list[Job]:
         return [each.job for each in self.launched_jobs]

@@ -99,9 +99,6 @@ class PrefixedForward:
         """Use the cache, unless it is cheaper not to, see `GraphCost.recomputing_pays`.
 
         It is used in any case to store a prefix that a job wants kept.
-
-        Args:
-            most_tokens: see `room_for_rows`.
         """
         rows = None
         if cache is not None and any(job.rows_seen is not None for job in jobs):
@@ -201,20 +198,17 @@ class PrefixedForward:
         self.num_cached += rows.num_cached
         return rows.begun
 
-    def _cached_of(self, job: Job) -> int:
-        """Cached tokens of a job's prefix that its piece counts."""
-        transaction = None if job.large else self._of(job)
-        return 0 if transaction is None else transaction.cached
-
     def _parts(self, job: Job) -> list[_Part]:
         """What the forward computes of a job, with the transaction of each prefix."""
-        cached, groups = self._cached_of(job), self._row_groups.get(job)
+        transaction, groups = self._of(job), self._row_groups.get(job)
+        # The pieces of a large job leave out what the cache has.
+        cached = 0 if transaction is None or job.large else transaction.cached
         # A later forward of the job needs all of the prefix.
         tail = 0 if job.divided else job.distinct.prefix_len % self._page_tokens
         rest = job.piece if groups is None else groups.rest(cached, tail)
         if rest is not None and cached:
             rest = rest.behind(cached)
-        parts: list[_Part] = [] if rest is None else [(rest, self._of(job))]
+        parts: list[_Part] = [] if rest is None else [(rest, transaction)]
         for key, pieces in {} if groups is None else groups.pieces.items():
             own = self._transactions[key]
             parts += [(piece.behind(own.cached), own) for piece in pieces.values()]
