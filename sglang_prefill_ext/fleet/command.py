@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -113,8 +112,9 @@ def fleet(
         grace_s=grace_s,
         keep_alive_s=keep_alive_s,
     )
-    if not model_path:
-        _refuse_unknown(context.args)
+    if context.args and not model_path:
+        flag = context.args[0].partition("=")[0]  # its value may be a key
+        raise ConfigError(f"{flag}: no such option. Flags of SGLang need --model-path.")
     if bool(engines) == bool(model_path):
         raise ConfigError("Give either --engines, for running engines, or --model-path.")
     authorization(api_key)  # one that no header can hold is refused here
@@ -135,13 +135,6 @@ def fleet(
         routers=router_nodes,
         processes=processes,
     )
-
-
-def _refuse_unknown(others: Sequence[str]) -> None:
-    """Raises: ConfigError: there are options that only engines on Ray could take."""
-    if others:
-        flag = others[0].partition("=")[0]  # its value may be a key
-        raise ConfigError(f"{flag}: no such option. Flags of SGLang need --model-path.")
 
 
 def _refuse_given(context: typer.Context) -> None:

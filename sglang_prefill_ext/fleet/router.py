@@ -37,8 +37,6 @@ logger = logging.getLogger(__name__)
 _REPEATABLE = ("/v1/score", "/v1/rerank", "/v1/embeddings", "/v1/classify", "/classify")
 """Routes without side effects: if an engine fails, another may be asked in any case."""
 
-_UNAVAILABLE = 503
-
 LONGEST_UNKNOWN = 1 << 18
 """Most bytes of a body without the key. An engine would refuse it, but gets it as a whole."""
 
@@ -70,9 +68,9 @@ class Router:
         self._key = api_key.encode()
         self._routes: DividedRoutes | None = None
         self._own: dict[str, Callable[[Request], Response | None]] = {
-            "/health": self._health,
+            "/health": lambda _: Response(status_code=200 if fleet.whole.available() else 503),
             "/prefill_only/status": self._status,
-            "/metrics": lambda _request: metrics_page(),
+            "/metrics": lambda _: metrics_page(),
         }
 
     def begin(self, session: Session | None) -> None:
@@ -154,9 +152,6 @@ class Router:
         scheme, _, shown = request.headers.get("authorization", "").partition(" ")
         shows = scheme.lower() == "bearer" and hmac.compare_digest(shown.encode(), self._key)
         return shows or not self._key
-
-    def _health(self, _request: Request) -> Response:
-        return Response(status_code=200 if self._fleet.whole.available() else _UNAVAILABLE)
 
     def _status(self, request: Request) -> Response | None:
         """The status page; as an engine's, only for clients with the key."""
