@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from sglang_prefill_ext.attention.inputs import HeadShape
 from sglang_prefill_ext.attention.kernels import kernel_obstacle
 from sglang_prefill_ext.attention.prefix_libraries import LIBRARIES, library_obstacle
 from sglang_prefill_ext.attention.probe import wrong_kernel, wrong_library
@@ -33,7 +32,8 @@ def resolve_attention(asked: AttentionWay, model: Model) -> AttentionWay:
     on_cpu = asked is AttentionWay.AUTO and model.device.type == "cpu"
     if asked is AttentionWay.TORCH or on_cpu:
         return AttentionWay.TORCH
-    found = (_kernel_obstacle(heads, model) for heads in model.heads)
+    kinds = [(heads, model.dtype, model.device) for heads in model.heads]
+    found = (kernel_obstacle(*it) or wrong_kernel(*it, causal=model.causal) for it in kinds)
     obstacle = next(filter(None, found), "")
     if not obstacle:
         way = AttentionWay.FUSED if asked is AttentionWay.AUTO else asked
@@ -60,11 +60,6 @@ def way_of_all_ranks(own: AttentionWay, agree: Callable[[list[int]], list[int]])
         return own
     logger.error("Packed attention falls back to torch, which is slow: ranks differ in what works")
     return AttentionWay.TORCH
-
-
-def _kernel_obstacle(heads: HeadShape, model: Model) -> str:
-    kind = (heads, model.dtype, model.device)
-    return kernel_obstacle(*kind) or wrong_kernel(*kind, causal=model.causal)
 
 
 def _with_right_library(asked: AttentionWay, model: Model) -> AttentionWay:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,15 +29,6 @@ class Homes(Generic[Home]):
         self._homes.move_to_end(key)
         if len(self._homes) > MAX_HOMES:
             self._homes.popitem(last=False)
-
-
-class StockLoad(Protocol):
-    """What SGLang publishes of a scheduler's stock requests."""
-
-    timestamp: float
-    dp_rank: int
-    num_used_tokens: int
-    num_waiting_uncached_tokens: int
 
 
 class SchedulerLoads:
@@ -95,8 +86,8 @@ class SchedulerLoads:
         self._stock[rank] += estimated_tokens
         return rank
 
-    def update_budget(self, loads: Iterable[StockLoad]) -> None:
-        """Take over the loads that schedulers have published, except those seen before."""
+    def update_budget(self, loads: Iterable[Any]) -> None:
+        """Take over what SGLang has published of schedulers, except what was seen before."""
         for load in loads:
             if load.timestamp != self._seen_s[load.dp_rank]:
                 self._seen_s[load.dp_rank] = load.timestamp

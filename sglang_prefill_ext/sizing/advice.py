@@ -52,8 +52,8 @@ def _most(found: Sequence[Forecast]) -> Forecast:
 
 def _why(best: Forecast, second: Forecast) -> str:
     """What makes up most of the difference: waiting for others, or the request itself."""
-    longer_wait_s = _waits_s(second) - _waits_s(best)
-    if longer_wait_s > second.idle_s - best.idle_s:
+    wait_s, longer_wait_s = (each.latency_s - each.idle_s for each in (best, second))
+    if longer_wait_s - wait_s > second.idle_s - best.idle_s:
         return (
             f"as it serves up to {second.most_requests_per_s:.1f} requests/s, "
             f"not {best.most_requests_per_s:.1f}"
@@ -63,7 +63,3 @@ def _why(best: Forecast, second: Forecast) -> str:
     needs |= {"arithmetic": computing, "memory": computing}
     name = max(spent, key=lambda each: spent[each] - needs.get(each, 0.0))
     return f"of which {spent[name] * 1e3:.1f} for {name}"
-
-
-def _waits_s(forecast: Forecast) -> float:
-    return forecast.latency_s - forecast.idle_s

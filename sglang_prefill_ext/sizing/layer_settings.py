@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sglang_prefill_ext.sizing.mixers import Attention, LatentAttention
-from sglang_prefill_ext.sizing.mlp_settings import layer_embedding_of, mlps_of, stands_alone
+from sglang_prefill_ext.sizing.mlp_settings import mlps_of
 from sglang_prefill_ext.sizing.recurrences import (
     DeltaRule,
     Recurrence,
@@ -13,7 +13,7 @@ from sglang_prefill_ext.sizing.recurrences import (
     StateSpace,
 )
 from sglang_prefill_ext.sizing.settings import Settings, first_of, number_of, size_of
-from sglang_prefill_ext.sizing.sublayers import Sublayer
+from sglang_prefill_ext.sizing.sublayers import LayerEmbedding, Sublayer
 
 _KINDS = {
     "attention": "full_attention",
@@ -79,9 +79,11 @@ def _layer(config: Settings, kinds: list[str], number: int) -> Iterator[Sublayer
         yield ShortConvolution(size_of(config, "hidden_size"), width)
     elif kind not in ("linear_attention", "moe", "mlp"):
         raise ValueError(f"its layer {number} is of the kind {kind!r:.40}")
-    if kind in ("moe", "mlp") or not stands_alone(config):
+    # In Nemotron-H, MLPs and experts are layers of their own.
+    if kind in ("moe", "mlp") or config.get("model_type") != "nemotron_h":
         yield from mlps_of(config, kind, number, shares=_shares(config, kinds, number))
-        yield from layer_embedding_of(config)
+        if size := number_of(config, "hidden_size_per_layer_input"):
+            yield LayerEmbedding(size_of(config, "hidden_size"), size)
 
 
 def _recurrence(config: Settings) -> Recurrence:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sglang_prefill_ext.sizing.settings import Settings, first_of, number_of, size_of
-from sglang_prefill_ext.sizing.sublayers import Experts, LayerEmbedding, Mlp, Sublayer
+from sglang_prefill_ext.sizing.sublayers import Experts, Mlp, Sublayer
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _ACTIVE = ("num_experts_per_tok", "moe_k", "top_k_experts")
@@ -22,11 +22,6 @@ _WITHOUT_GATE = (
     *("phi", "starcoder2"),
 )
 """Types of models whose MLPs and experts have two maps."""
-
-
-def stands_alone(config: Settings) -> bool:
-    """Whether MLPs and experts are layers of their own, as in Nemotron-H."""
-    return config.get("model_type") == "nemotron_h"
 
 
 def mlps_of(config: Settings, kind: str, number: int, *, shares: bool) -> Iterator[Sublayer]:
@@ -61,12 +56,6 @@ def experts_of(config: Settings) -> Experts | None:
     shared_width = number_of(config, *_SHARED_WIDTH) + shared * each
     hidden = size_of(config, "hidden_size")
     return Experts(hidden, count, active, width, shared_width, _maps(config))
-
-
-def layer_embedding_of(config: Settings) -> Iterator[LayerEmbedding]:
-    """The embedding that a layer has of each token, if there is one."""
-    if size := number_of(config, "hidden_size_per_layer_input"):
-        yield LayerEmbedding(size_of(config, "hidden_size"), size)
 
 
 def _is_sparse(config: Settings, number: int) -> bool:

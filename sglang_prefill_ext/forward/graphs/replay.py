@@ -36,8 +36,6 @@ from sglang_prefill_ext.scheduling.planner import ForwardPlan
 
 logger = logging.getLogger(__name__)
 
-_GRAPH_WAYS = dict.fromkeys(LIBRARIES, AttentionWay.MERGE)
-
 
 class PackedGraphs:
     """The graphs of a model, captured when this is made, and the choice among them.
@@ -60,7 +58,7 @@ class PackedGraphs:
     ) -> None:
         self._use = use
         self._model = model
-        self._way = _GRAPH_WAYS.get(attention, attention)
+        self._way = AttentionWay.MERGE if attention in LIBRARIES else attention
         self._slots: GraphSlots | None = None
         self._graphs: list[ForwardGraph] = []
         begin_s = time.monotonic()
