@@ -15,8 +15,7 @@ from torch import Tensor
 
 from sglang_prefill_ext.layout.recurrence_parts import Pass
 from sglang_prefill_ext.layout.recurrence_plan import RecurrencePlan
-from sglang_prefill_ext.recurrent.device_part import DevicePart
-from sglang_prefill_ext.recurrent.rule import RuleInputs, carry
+from sglang_prefill_ext.recurrent.rule import DevicePart, RuleInputs, carry
 
 HeldStates: TypeAlias = dict[int, tuple[Tensor, Tensor | None]]
 """By layer, what it carries behind the held prefix: the last inputs of its convolution, ``[W - 1,

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from sglang_prefill_ext.layout.recurrence_parts import Part, Room, Sequences
-from sglang_prefill_ext.recurrent.device_part import DevicePart
 from sglang_prefill_ext.recurrent.layers import RuleWay
-from sglang_prefill_ext.recurrent.rule import RuleInputs
+from sglang_prefill_ext.recurrent.rule import DevicePart, RuleInputs
 
 
 def part_of(

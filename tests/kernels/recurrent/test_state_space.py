@@ -19,9 +19,9 @@ from sglang.kernels.ops.mamba.triton_ops import (
 from torch import Tensor
 
 from sglang_prefill_ext.border.model.recurrent.state_space import by_kernels
-from sglang_prefill_ext.recurrent.device_part import DevicePart
 from sglang_prefill_ext.recurrent.inputs import state_space_inputs
 from sglang_prefill_ext.recurrent.layers import by_torch
+from sglang_prefill_ext.recurrent.rule import DevicePart
 from tests.kernels.recurrent.parts import part_of
 
 HEADS, GROUPS, HEAD_DIM, STATE_DIM, GRID = 4, 2, 16, 16, 32

@@ -22,10 +22,9 @@ from sglang.kernels.ops.attention.linear.fused_gdn_gating import fused_gdn_gatin
 from torch import Tensor
 
 from sglang_prefill_ext.layout.recurrence_parts import CHUNK
-from sglang_prefill_ext.recurrent.device_part import DevicePart
 from sglang_prefill_ext.recurrent.inputs import decay_and_step, delta_rule_inputs
 from sglang_prefill_ext.recurrent.layers import LayerRule, RecurrentInputs, RuleWay, by_torch
-from sglang_prefill_ext.recurrent.rule import RuleInputs
+from sglang_prefill_ext.recurrent.rule import DevicePart, RuleInputs
 
 _BLOCK_D, _BLOCK_V = 128, 64
 """Of `chunk_fwd_kernel_o`, as SGLang launches it."""

@@ -17,10 +17,9 @@ from sglang.kernels.ops.mamba.triton_ops.ssd_state_passing import _state_passing
 from sglang.srt.layers.attention.hybrid_linear_attn_backend import Mamba2AttnBackend
 from torch import Tensor
 
-from sglang_prefill_ext.recurrent.device_part import DevicePart
 from sglang_prefill_ext.recurrent.inputs import state_space_inputs
 from sglang_prefill_ext.recurrent.layers import LayerRule, RecurrentInputs, RuleWay, by_torch
-from sglang_prefill_ext.recurrent.rule import RuleInputs
+from sglang_prefill_ext.recurrent.rule import DevicePart, RuleInputs
 
 
 class PackedMamba(Mamba2AttnBackend):  # type: ignore[misc]
