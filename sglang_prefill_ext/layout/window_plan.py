@@ -125,21 +125,16 @@ def _calls(tiles: Iterator[_Tile]) -> Iterator[list[_Tile]]:
 
 
 def _batch(tiles: Sequence[_Tile]) -> WindowBatch:
-    queries = max(tile.queries.size for tile in tiles)
-    keys = max(tile.keys.size for tile in tiles)
+    queries, query_positions, first_positions, keys, key_positions = zip(*tiles, strict=True)
     return WindowBatch(
-        _padded([tile.queries for tile in tiles], queries),
-        _padded([tile.query_position for tile in tiles], queries),
-        _padded([tile.first_position for tile in tiles], queries),
-        _padded([tile.keys for tile in tiles], keys),
-        _padded([tile.key_position for tile in tiles], keys, NEVER),
+        *(_padded(queries), _padded(query_positions), _padded(first_positions)),
+        *(_padded(keys), _padded(key_positions, NEVER)),
     )
 
 
-def _padded(
-    rows: Sequence[NDArray[np.int64]], size: int, padding: int | None = None
-) -> NDArray[np.int64]:
-    """`[rows, size]`; padding repeats the last value of each row unless it is given."""
+def _padded(rows: Sequence[NDArray[np.int64]], padding: int | None = None) -> NDArray[np.int64]:
+    """Rows of one length; padding repeats the last value of each unless it is given."""
+    size = max(row.size for row in rows)
     ends = (row[-1] if padding is None else padding for row in rows)
     pairs = zip(rows, ends, strict=True)
     return np.stack([np.pad(row, (0, size - row.size), constant_values=end) for row, end in pairs])
