@@ -12,11 +12,7 @@ from starlette.types import Send
 from yarl import URL
 
 from sglang_prefill_ext.attach.http_connections import KEEP_ALIVE_S
-from sglang_prefill_ext.errors import (
-    DeadlineExceededError,
-    EngineUnavailableError,
-    RequestError,
-)
+from sglang_prefill_ext.errors import DeadlineExceededError, EngineUnavailableError, RequestError
 from sglang_prefill_ext.frontend.client_wait import until_departure
 from sglang_prefill_ext.frontend.options import TIMEOUT_HEADER, headers_from, options_of
 from sglang_prefill_ext.process.ports import KEEPALIVE
@@ -56,11 +52,7 @@ def _kept_alive(address: aiohttp.AddrInfoType) -> socket.socket:
 
 
 async def hand_on(
-    http: aiohttp.ClientSession,
-    url: str,
-    request: Request,
-    body: bytes,
-    send: Send,
+    http: aiohttp.ClientSession, url: str, request: Request, body: bytes, send: Send
 ) -> None:
     """Have an engine answer a request.
 

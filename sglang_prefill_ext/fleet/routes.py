@@ -97,10 +97,7 @@ class DividedRoutes:
         if embedded.numbers != len(call.prompts) * len(names):
             return None  # its vectors are no classes
         write = partial(
-            classify_api.openai_body,
-            embedded,
-            model=self._offer.served_name,
-            class_names=names,
+            classify_api.openai_body, embedded, model=self._offer.served_name, class_names=names
         )
         return await self._answers.run_if_large(embedded.numbers, write)
 

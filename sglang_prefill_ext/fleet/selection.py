@@ -98,10 +98,7 @@ class Selection:
     """
 
     def __init__(
-        self,
-        replicas: Mapping[str, Replica],
-        loads: Loads,
-        on_offer: Callable[[Offer], None],
+        self, replicas: Mapping[str, Replica], loads: Loads, on_offer: Callable[[Offer], None]
     ) -> None:
         self._replicas = replicas
         self._loads = loads

@@ -50,12 +50,7 @@ _GEMMA4 = {
     "eoa_token_index": 8,
     "audio_token_id": 9,
     "vision_config": ONE_LAYER
-    | {
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "patch_size": 14,
-        "position_embedding_size": 16,
-    },
+    | {"num_key_value_heads": 2, "head_dim": 16, "patch_size": 14, "position_embedding_size": 16},
     "tie_word_embeddings": True,
 }
 
@@ -80,9 +75,7 @@ MULTIMODAL: Mapping[str, Preset] = {
         {**QWEN, "vision_config": QWEN_VISION | {"depth": 1}},
     ),
     "qwen3-vl": multimodal(
-        "qwen3_vl",
-        {"rope_parameters": QWEN3_ROTARY},
-        {**QWEN, "vision_config": QWEN3_VISION},
+        "qwen3_vl", {"rope_parameters": QWEN3_ROTARY}, {**QWEN, "vision_config": QWEN3_VISION}
     ),
     "qwen3-vl-moe": multimodal(
         "qwen3_vl_moe",
@@ -97,9 +90,7 @@ MULTIMODAL: Mapping[str, Preset] = {
     ),
     "glm4v": multimodal("glm4v", {"rope_parameters": _GLM_ROTARY}, _GLM),
     "glm4v-moe": multimodal(
-        "glm4v_moe",
-        {"rope_parameters": _GLM_ROTARY, **DENSE_THEN_SHARED},
-        _GLM,
+        "glm4v_moe", {"rope_parameters": _GLM_ROTARY, **DENSE_THEN_SHARED}, _GLM
     ),
     "gemma3-vl": multimodal(
         "gemma3",

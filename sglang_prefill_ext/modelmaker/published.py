@@ -74,10 +74,6 @@ _WEIGHTS = {
     "kimi_linear": _published_name,
     "qwen3_vl_moe": _older_layout,
 }
-_SETTINGS = {
-    "nemotron_h": _of_nemotron,
-    "nemotron_h_omni": _of_nemotron_omni,
-    "step3p7": _as_given,
-}
+_SETTINGS = {"nemotron_h": _of_nemotron, "nemotron_h_omni": _of_nemotron_omni, "step3p7": _as_given}
 _OF_SGLANG = {"attention_bias", "max_position_embeddings", "scale_input"}
 """Of a part that hears, which SGLang sets itself."""

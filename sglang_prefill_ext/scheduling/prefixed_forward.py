@@ -13,11 +13,7 @@ from sglang_prefill_ext.scheduling.planner import JobShare, Share, plan_forward
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache, PrefixTransaction
 from sglang_prefill_ext.scheduling.row_groups import RowGroups
-from sglang_prefill_ext.scheduling.row_transactions import (
-    RowRoom,
-    RowTransactions,
-    room_for_rows,
-)
+from sglang_prefill_ext.scheduling.row_transactions import RowRoom, RowTransactions, room_for_rows
 from sglang_prefill_ext.scheduling.split import Piece, PrefixKey, cacheable_prefix
 
 _Key: TypeAlias = PrefixKey | Job
@@ -58,10 +54,7 @@ class PrefixedForward:
     """
 
     def __init__(
-        self,
-        jobs: Sequence[Job],
-        cache: PrefixCache | None,
-        rows: RowRoom | None = None,
+        self, jobs: Sequence[Job], cache: PrefixCache | None, rows: RowRoom | None = None
     ) -> None:
         self._transactions: dict[_Key, PrefixTransaction] = {}
         self._worth_keeping = {job.piece.prefix_key for job in jobs if job.keep_prefix}

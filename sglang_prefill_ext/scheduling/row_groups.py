@@ -34,12 +34,7 @@ class RowGroups:
     """
 
     def __init__(
-        self,
-        rows: PackedRows,
-        piece: Piece,
-        first_row: int,
-        seen: NDArray[np.int64],
-        most: int,
+        self, rows: PackedRows, piece: Piece, first_row: int, seen: NDArray[np.int64], most: int
     ) -> None:
         self._piece, self._shared = piece, rows.prefix_len
         self.pieces: dict[PrefixKey, dict[int, Piece]] = {}

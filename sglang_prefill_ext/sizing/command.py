@@ -49,9 +49,7 @@ def plan(
     expert_imbalance: Annotated[
         float,
         typer.Option(
-            min=1,
-            max=4096,
-            help="Rows of the busiest GPU's experts over the mean, with --ep-size.",
+            min=1, max=4096, help="Rows of the busiest GPU's experts over the mean, with --ep-size."
         ),
     ] = 1.0,
     tflops: Annotated[

@@ -15,11 +15,7 @@ from sglang_prefill_ext.sizing.recurrences import (
 from sglang_prefill_ext.sizing.settings import Settings, first_of, number_of, size_of
 from sglang_prefill_ext.sizing.sublayers import LayerEmbedding, Sublayer
 
-_KINDS = {
-    "attention": "full_attention",
-    "mamba": "linear_attention",
-    "short_conv": "conv",
-}
+_KINDS = {"attention": "full_attention", "mamba": "linear_attention", "short_conv": "conv"}
 """Older names of kinds of layers."""
 _LETTERS = {"M": "linear_attention", "*": "full_attention", "E": "moe", "-": "mlp"}
 """Kinds of layers as Nemotron-H abbreviates them."""
