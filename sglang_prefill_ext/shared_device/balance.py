@@ -34,13 +34,9 @@ class Homes(Generic[Home]):
 class SchedulerLoads:
     """Outstanding tokens of each scheduler; takes the place of SGLang's `DPBudget`.
 
-    Packed requests are counted exactly, from the moment they are sent until they are answered.
-    Stock requests count as SGLang last published them; those sent since then count with their
-    prompts.
-
-    Args:
-        done: int64 ``[schedulers]``: tokens of the packed requests that were answered; each
-            scheduler updates its number in shared memory.
+    Packed requests are counted exactly, from the moment they are sent until they are answered: each
+    scheduler updates its answered tokens in `done`, int64 ``[schedulers]`` in shared memory. Stock
+    requests count as SGLang last published them; those sent since then count with their prompts.
     """
 
     def __init__(self, done: NDArray[np.int64]) -> None:

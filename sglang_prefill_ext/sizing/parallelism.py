@@ -43,14 +43,11 @@ class Parallelism:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is sent: by clients that wait for each answer, or at a rate.
+    """What is sent; ConfigError if it is too little.
 
     Attributes:
-        clients: number of requests under way at any time; ignored if there is a rate.
-        rate: requests a second, which come at random times.
-
-    Raises:
-        ConfigError: a number is too small.
+        clients: they wait for each answer; so many requests are under way at any time.
+        rate: in place of clients: requests a second, which come at random times.
     """
 
     clients: int = 1
