@@ -83,17 +83,9 @@ def chunk_plans(chunk_reads: int, tokens: int) -> list[ForwardPlan]:
     rows = min(2 * chunk_reads, tokens)
     sampled = Sampling.one(temperature=1.0, top_p=0.9, min_p=0.0, top_k=50, seed=1, biases={})
     draws = Sampling(np.repeat(sampled.draws, rows), sampled.biases)
-    return [
-        _plan_of(
-            PackedRows(
-                np.zeros(rows, np.int32),
-                0,
-                int_array([1] * rows),
-                Labels(num_best=1, sampling=sampling),
-            )
-        )
-        for sampling in (None, draws)
-    ]
+    ids, lens = np.zeros(rows, np.int32), int_array([1] * rows)
+    reads = (Labels(num_best=1, sampling=sampling) for sampling in (None, draws))
+    return [_plan_of(PackedRows(ids, 0, lens, read)) for read in reads]
 
 
 def _plan_of(packed: PackedRows) -> ForwardPlan:

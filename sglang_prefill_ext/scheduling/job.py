@@ -130,8 +130,11 @@ class Job:
 
         Tokens of rows that came before count as cached.
         """
-        cached = 0 if self.large or self.next_piece else self.cached_tokens + self._row_tokens_seen
-        return self._tokens_left - cached
+        if self.large or self.next_piece:
+            return self._tokens_left
+        seen = self.rows_seen
+        of_rows = 0 if seen is None else int((seen[seen > 0] - self.distinct.prefix_len).sum())
+        return self._tokens_left - self.cached_tokens - of_rows
 
     @property
     def load(self) -> QueueLoad:
@@ -144,11 +147,6 @@ class Job:
     @property
     def _tokens_left(self) -> int:
         return sum(piece.num_tokens for piece in self.pieces[self.next_piece :])
-
-    @property
-    def _row_tokens_seen(self) -> int:
-        seen = self.rows_seen
-        return 0 if seen is None else int((seen[seen > 0] - self.distinct.prefix_len).sum())
 
     def answer(self) -> Float32Array:
         """The values of all rows, row by row, once `completed`."""

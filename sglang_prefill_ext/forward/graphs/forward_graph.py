@@ -133,11 +133,7 @@ class ForwardGraph:
         model, recurrence = self._model, self._recurrence(layout)
         layout, ids, read_at = pad(layout, token_ids, self.tokens)
         attention = KernelAttention(
-            layout,
-            self._way,
-            model.heads,
-            model.dtype,
-            model.device,
+            *(layout, self._way, model.heads, model.dtype, model.device),
             most_groups=groups_of(self.tokens) + 1,  # one more for padding
         )
         of_recurrence = recurrence.host_arrays() if recurrence is not None else ()
