@@ -85,17 +85,8 @@ def _label_logits(
     logits = torch.empty(label_ids.shape, dtype=torch.float32, device=hidden.device)
     if logits.numel():
         label_logits_kernel[(logits.numel(),)](
-            hidden,
-            weight,
-            label_ids,
-            label_rows,
-            logits,
-            vocab_start,
-            weight.shape[0],
-            hidden.shape[1],
-            hidden.stride(0),
-            weight.stride(0),
-            scale,
+            *(hidden, weight, label_ids, label_rows, logits, vocab_start),
+            *(weight.shape[0], hidden.shape[1], hidden.stride(0), weight.stride(0), scale),
             SOFTCAP=softcap,
             BLOCK_DIM=LABEL_BLOCK_DIM,
             num_warps=LABEL_NUM_WARPS,
@@ -111,16 +102,8 @@ def _vocabulary_lse(hidden: Tensor, weight: Tensor, scale: float, softcap: float
     block_lse = torch.empty((num_rows, vocab_blocks), dtype=torch.float32, device=hidden.device)
     if num_rows:
         block_lse_kernel[(triton.cdiv(num_rows, config.block_rows), vocab_blocks)](
-            hidden,
-            weight,
-            block_lse,
-            num_rows,
-            vocab_size,
-            dim,
-            hidden.stride(0),
-            weight.stride(0),
-            block_lse.stride(0),
-            scale,
+            *(hidden, weight, block_lse, num_rows, vocab_size, dim),
+            *(hidden.stride(0), weight.stride(0), block_lse.stride(0), scale),
             SOFTCAP=softcap,
             BLOCK_ROWS=config.block_rows,
             BLOCK_VOCAB=config.block_vocab,
