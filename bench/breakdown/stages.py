@@ -17,7 +17,7 @@ from starlette.responses import Response
 from bench.http_client import post_bytes
 from sglang_prefill_ext.config import Order, PrefillOnlyConfig
 from sglang_prefill_ext.forward.upload import upload
-from sglang_prefill_ext.frontend.answers import Scored, scores_from_values
+from sglang_prefill_ext.frontend.answers import Scored, flat_scores, label_rows
 from sglang_prefill_ext.frontend.pack import pack_token_ids
 from sglang_prefill_ext.frontend.score.score_body import ScoreBody, answer_body
 from sglang_prefill_ext.frontend.score.score_call import pack_labels
@@ -89,8 +89,12 @@ def packed_stages(body: bytes, vocabulary: int) -> Iterator[Stage]:
     result = PackedResult(Status.OK, values=values.tobytes())
     yield from _sent("result", PackedRowsResults(results={"packed-1": result}))
     kind: dict[str, Any] = {"apply_softmax": True, "temperature": 1.0}
-    yield timed("scores", lambda: scores_from_values(values, rows.read, **kind))
-    scored = Scored(scores_from_values(values, rows.read, **kind), 1, None, rows, result)
+
+    def scores() -> list[list[float]]:
+        return label_rows(flat_scores(values, rows.read, **kind), rows.read)
+
+    yield timed("scores", scores)
+    scored = Scored(scores(), None, rows, result)
     yield timed("answer written", lambda: answer_body(scored, model=model))
     answer = answer_body(scored, model=model)
     yield timed("HTTP answer made", lambda: Response(answer, media_type="application/json"))

@@ -75,14 +75,9 @@ class Scored:
     """The result of a packed scoring call, with the rows that were sent and their answer."""
 
     scores: Matrix | list[Matrix]
-    prompt_tokens: int
     token_logprobs: Matrix | None
     rows: PackedRows
     answer: PackedResult
-
-    @property
-    def served(self) -> Served:
-        return served_rows(self.rows, self.answer)
 
 
 def usage_of(prompt_tokens: int) -> dict[str, Any]:
@@ -118,14 +113,6 @@ def native_answers(
     ]
 
 
-def scores_from_values(
-    values: Float32Array, read: Read, *, apply_softmax: bool, temperature: float
-) -> Matrix:
-    """Return `flat_scores` as one list a row, in the order of its labels."""
-    flat = flat_scores(values, read, apply_softmax=apply_softmax, temperature=temperature)
-    return label_rows(flat, read)
-
-
 def flat_scores(
     values: Float32Array, read: Read, *, apply_softmax: bool, temperature: float
 ) -> NDArray[np.float64]:
@@ -155,7 +142,10 @@ def scores_by_item(scores: Matrix, rows: PackedRows) -> list[Matrix]:
 
 
 def label_rows(values: NDArray[Any], read: Read) -> Matrix:
-    """Return the values of labels, such as log-probs (natural log), as one list a row."""
+    """Return the values of labels, such as log-probs (natural log), as one list a row.
+
+    Each is in the order of the row's labels.
+    """
     rows = read.by_read(values)
     if isinstance(rows, np.ndarray):  # a few large steps take a fifth of the time of one a row
         return table_rows(rows)

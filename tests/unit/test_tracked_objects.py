@@ -21,7 +21,7 @@ from sglang_prefill_ext.attach.messages import (
     encode,
 )
 from sglang_prefill_ext.config import Order
-from sglang_prefill_ext.frontend.answers import scores_from_values
+from sglang_prefill_ext.frontend.answers import flat_scores, label_rows
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.pack import pack_token_ids
 from sglang_prefill_ext.scheduling.budget import ForwardBudget, QueueLoad
@@ -109,7 +109,8 @@ def tracked_by_stage(num_rows: int) -> dict[str, int]:
     assert isinstance(answer, RowsAnswer)
     with Tracked() as reading:
         values = answer.result.row_values()
-        scores = scores_from_values(values, rows.read, apply_softmax=True, temperature=1.0)
+        flat = flat_scores(values, rows.read, apply_softmax=True, temperature=1.0)
+        scores = label_rows(flat, rows.read)
     assert len(scores) == num_rows
     stages = {"packing": packing, "sending": sending, "serving": serving}
     stages |= {"answering": answering, "reading": reading}

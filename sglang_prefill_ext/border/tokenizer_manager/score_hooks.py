@@ -16,7 +16,7 @@ from sglang_prefill_ext.border.tokenizer_manager.call_context import (
 )
 from sglang_prefill_ext.border.tokenizer_manager.overrides import stock_arguments, with_arrays
 from sglang_prefill_ext.border.tokenizer_manager.server import PrefillServer, server_of
-from sglang_prefill_ext.frontend.answers import Scored
+from sglang_prefill_ext.frontend.answers import Scored, served_rows
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.explain import explain_packed, explain_stock
 from sglang_prefill_ext.frontend.pack import FIELD
@@ -53,7 +53,7 @@ async def score_request(
     context.explain(explain_packed, scored)
     return ScoreResult(
         scores=scored.scores,
-        prompt_tokens=scored.prompt_tokens,
+        prompt_tokens=scored.rows.num_prompt_tokens,
         token_logprobs=scored.token_logprobs,
     )
 
@@ -70,5 +70,5 @@ async def packed_scores(server: PrefillServer, call: ScoreCall, context: CallCon
         with server.records.keeping(call.request, call.num_items, call.contents) as record:
             context.raise_if_opted_out()
             scored = await server.score.score(call, context.options(server.path.config))
-            record.served = scored.served
+            record.served = served_rows(scored.rows, scored.answer)
     return scored

@@ -138,7 +138,7 @@ def answer_body(scored: Scored, *, model: str) -> bytes:
             "pooled_hidden_states": None,
             "token_logprobs": None if logprobs is None else in_parts(logprobs),
             "model": model,
-            "usage": usage_of(scored.prompt_tokens),
+            "usage": usage_of(scored.rows.num_prompt_tokens),
             "object": "scoring",
         }
     )

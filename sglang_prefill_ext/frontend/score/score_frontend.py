@@ -9,12 +9,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from sglang_prefill_ext.frontend.answers import (
-    Scored,
-    label_rows,
-    scores_by_item,
-    scores_from_values,
-)
+from sglang_prefill_ext.frontend.answers import Scored, flat_scores, label_rows, scores_by_item
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.pack import FIELD, pack_token_ids
@@ -214,11 +209,10 @@ def lone_prompt(
 def scored_of(answer: PackedResult, rows: PackedRows, call: ScoreCall) -> Scored:
     values = answer.row_values()
     setwise = call.score_extraction_token_id is not None
-    scores = scores_from_values(
+    flat = flat_scores(
         values, rows.read, apply_softmax=call.apply_softmax, temperature=call.temperature
     )
-    token_logprobs = None
+    scores, token_logprobs = label_rows(flat, rows.read), None
     if call.return_token_logprobs:  # SGLang shows none for extraction tokens
         token_logprobs = [] if setwise else label_rows(values, rows.read)
-    shown = scores_by_item(scores, rows) if setwise else scores
-    return Scored(shown, rows.num_prompt_tokens, token_logprobs, rows, answer)
+    return Scored(scores_by_item(scores, rows) if setwise else scores, token_logprobs, rows, answer)

@@ -8,15 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.frontend import answers
-from sglang_prefill_ext.frontend.answers import (
-    label_rows,
-    scores_from_values,
-    served_rows,
-    table_rows,
-)
-from sglang_prefill_ext.wire.arrays import int_array
+from sglang_prefill_ext.frontend.answers import flat_scores, label_rows, served_rows, table_rows
+from sglang_prefill_ext.wire.arrays import Float32Array, int_array
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
-from sglang_prefill_ext.wire.read import Labels
+from sglang_prefill_ext.wire.read import Labels, Read
 from sglang_prefill_ext.wire.status import Status
 from tests.unit.wire.strategies import PlainRequest, plain_requests
 
@@ -40,6 +35,13 @@ def _values(
     return [data.draw(st.lists(values, min_size=len(x), max_size=len(x))) for x in request.labels]
 
 
+def _scores(
+    values: Float32Array, read: Read, *, apply_softmax: bool, temperature: float
+) -> list[list[float]]:
+    flat = flat_scores(values, read, apply_softmax=apply_softmax, temperature=temperature)
+    return label_rows(flat, read)
+
+
 def _flat(rows: list[list[float]]) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
     return np.array([value for row in rows for value in row], dtype=np.float32)
 
@@ -49,7 +51,7 @@ def test_softmax_scores_equal_sglangs(
     request: PlainRequest, temperature: float, data: st.DataObject
 ) -> None:
     logprobs = _values(data, request)
-    scores = scores_from_values(
+    scores = _scores(
         _flat(logprobs), request.pack().read, apply_softmax=True, temperature=temperature
     )
     expected = [_sglang_scores(row, True, temperature) for row in logprobs]
@@ -60,9 +62,7 @@ def test_softmax_scores_equal_sglangs(
 def test_close_logprobs_keep_their_ratio_at_a_small_temperature() -> None:
     request = PlainRequest([], [[1]], [[1, 2]], shared_labels=True)
     logprobs = [-80.0, float(np.nextafter(np.float32(-80), np.float32(-81)))]
-    scores = scores_from_values(
-        _flat([logprobs]), request.pack().read, apply_softmax=True, temperature=1e-6
-    )
+    scores = _scores(_flat([logprobs]), request.pack().read, apply_softmax=True, temperature=1e-6)
     _assert_equal(scores, [_sglang_scores(logprobs, True, 1e-6)])
 
 
@@ -70,9 +70,7 @@ def test_rows_far_apart_keep_their_scores_at_a_small_temperature() -> None:
     """Each row is centred on its own maximum: beside another's, both of its weights would be 0."""
     request = PlainRequest([], [[1], [2]], [[1, 2]] * 2, shared_labels=True)
     logprobs = [[-1.0, -1.0078125], [-30.0, -30.0078125]]
-    scores = scores_from_values(
-        _flat(logprobs), request.pack().read, apply_softmax=True, temperature=0.01
-    )
+    scores = _scores(_flat(logprobs), request.pack().read, apply_softmax=True, temperature=0.01)
     _assert_equal(scores, [_sglang_scores(row, True, 0.01) for row in logprobs])
 
 
@@ -81,9 +79,7 @@ def test_probabilities_equal_sglangs_also_of_impossible_labels(
     request: PlainRequest, data: st.DataObject
 ) -> None:
     logprobs = _values(data, request, lowest=-math.inf)
-    scores = scores_from_values(
-        _flat(logprobs), request.pack().read, apply_softmax=False, temperature=1.0
-    )
+    scores = _scores(_flat(logprobs), request.pack().read, apply_softmax=False, temperature=1.0)
     _assert_equal(scores, [_sglang_scores(row, False, 1.0) for row in logprobs])
 
 
@@ -96,7 +92,7 @@ def test_logprobs_come_back_unchanged(request: PlainRequest, data: st.DataObject
 def test_scores_are_plain_floats_that_json_can_write() -> None:
     request = PlainRequest([], [[1], [2]], [[1], [2, 3]], shared_labels=False)
     for apply_softmax in (False, True):
-        scores = scores_from_values(
+        scores = _scores(
             np.array([-1, -2, -3], dtype=np.float32),
             request.pack().read,
             apply_softmax=apply_softmax,

@@ -22,7 +22,7 @@ ANSWER = stub_answer(forwards=2, tokens_computed=5, tokens_cached=2)
 
 
 def test_a_packed_request_is_told_with_its_cost() -> None:
-    facts = explain_packed(Scored([], 12, None, ROWS, ANSWER))
+    facts = explain_packed(Scored([], None, ROWS, ANSWER))
     assert json.loads(json.dumps(facts)) == {
         "path": "packed",
         "reason": None,

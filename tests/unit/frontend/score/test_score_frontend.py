@@ -97,7 +97,7 @@ async def test_an_answer_becomes_scores(
         pytest.approx([1, np.exp(-1)]),
         pytest.approx([np.exp(-2), np.exp(-3)]),
     ]
-    assert scored.prompt_tokens == 7
+    assert scored.rows.num_prompt_tokens == 7
     assert frontend.path.metrics.as_dict() == FrontendMetrics().as_dict() | {
         "requests": {"packed": 1},
         "items": 2,
@@ -122,7 +122,7 @@ async def test_arrays_are_packed_as_lists_are(
     assert arrays.listed() == call
     scored = [await frontend.score(each) for each in (call, arrays)]
     assert scored[0].scores == scored[1].scores
-    assert scored[0].prompt_tokens == scored[1].prompt_tokens
+    assert scored[0].rows.num_prompt_tokens == scored[1].rows.num_prompt_tokens
     sent = [rows for _, rows in link.sent]
     assert sent[0].suffix_lens.tolist() == sent[1].suffix_lens.tolist()
     assert sent[0].tokens.tolist() == sent[1].tokens.tolist()

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import RequestError
-from sglang_prefill_ext.frontend.answers import scores_by_item, scores_from_values
+from sglang_prefill_ext.frontend.answers import flat_scores, label_rows, scores_by_item
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.score.score_pack import anchors_of, pack_setwise
 from sglang_prefill_ext.wire.arrays import int_array
@@ -54,8 +54,8 @@ def test_labels_are_read_at_every_anchor(
     rows = pack_setwise(prompts, anchors_of([], prompts, ANCHOR), packed, VOCAB, CONFIG)
     values = np.array(answer(rows), np.float32)
     assert len(values) == rows.num_values
-    flat_scores = scores_from_values(values, rows.read, apply_softmax=softmax, temperature=2.0)
-    scores = scores_by_item(flat_scores, rows)
+    flat = flat_scores(values, rows.read, apply_softmax=softmax, temperature=2.0)
+    scores = scores_by_item(label_rows(flat, rows.read), rows)
     for prompt, own, matrix in zip(prompts, labels, scores, strict=True):
         places = [place for place, token in enumerate(prompt) if token == ANCHOR]
         assert len(matrix) == len(places)
