@@ -23,6 +23,7 @@ from sglang_prefill_ext.frontend.embed.embed_frontend import Embedded, EmbedFron
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.options import RequestOptions, opted_out, options_of
 from sglang_prefill_ext.frontend.score import rerank, score_body
+from sglang_prefill_ext.wire.checks import check_count
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
 Answer: TypeAlias = Callable[[bytes, Request], Awaitable[bytes | None]]
@@ -37,7 +38,7 @@ class DividedRoutes:
 
     def __init__(self, offer: Offer, session: Session) -> None:
         self._offer = offer
-        self._answers = session.path.answers
+        self._config, self._answers = offer.facts.config, session.path.answers
         self.answers: dict[str, Answer] = {}
         if offer.facts.is_generation:
             self._scoring = session.scoring
@@ -62,7 +63,7 @@ class DividedRoutes:
         call = read.call(request)
         if call is None:
             return None
-        self._scoring.check_limits(call)
+        check_count(call.num_items, self._config)
         scored = await self._scoring.score(call, _options(request))
         write = partial(score_body.answer_body, scored, model=read.model)
         return await self._answers.run_if_large(scored.rows.num_values, write)
@@ -72,8 +73,7 @@ class DividedRoutes:
         if wanted is None:
             return None
         options = _options(request)
-        call = self._reranker.call(wanted, self._offer.facts.config, request)
-        self._scoring.check_limits(call)
+        call = self._reranker.call(wanted, self._config, request)
         scored = await self._scoring.score(call, options)
         return rerank.answer_body(wanted, scored.scores)
 
@@ -112,7 +112,7 @@ class DividedRoutes:
         return await self._answers.run_if_large(embedded.numbers, write)
 
     async def _embedded(self, call: EmbedCall, request: Request) -> Embedded:
-        self._embedding.check_limits(len(call.prompts), field="input")
+        check_count(len(call.prompts), self._config, field="input", noun="prompts")
         return await self._embedding.embed(call, _options(request), request)
 
 

@@ -29,7 +29,7 @@ from sglang_prefill_ext.grpc_frontend.questions import (
 )
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.arrays import FlatRows, Int32Array, lens_of_rows, values_to_bytes
-from sglang_prefill_ext.wire.checks import empty_prompt
+from sglang_prefill_ext.wire.checks import check_count, empty_prompt
 from sglang_prefill_ext.wire.flat import check_ids
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.read import WHOLE_VECTOR
@@ -53,7 +53,7 @@ async def score(
     try:
         with counted(session.path.metrics, options.scheduling.deadline_ms):
             call = score_call(request)
-            session.scoring.check_limits(call)
+            check_count(call.num_items, session.facts.config)
             call = with_overrides(call, request)
             if options.stock:
                 raise StockPathTaken(StockReason.OPTED_OUT)
@@ -129,7 +129,7 @@ async def _vectors(
     try:
         with counted(session.path.metrics, options.scheduling.deadline_ms):
             prompts = prompts_of(request.prompts)
-            session.embedding.check_limits(len(prompts), field="prompts")
+            check_count(len(prompts), session.facts.config, field="prompts", noun="prompts")
             if reason := _unpacked(session, options, dimensions):
                 raise StockPathTaken(reason)
             return await _packed(session, prompts, request.adapter, options.scheduling)

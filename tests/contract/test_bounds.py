@@ -13,7 +13,6 @@ import pytest
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.config.knobs import flag_name
 from sglang_prefill_ext.errors import RequestError, ServerBusyError
-from sglang_prefill_ext.frontend.embed.embed_frontend import EmbedFrontend
 from sglang_prefill_ext.frontend.score.score_body import stock_score_body
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall
 from sglang_prefill_ext.frontend.score.score_frontend import ScoreFrontend
@@ -41,12 +40,11 @@ def frontend(**knobs: int) -> ScoreFrontend:
 
 
 async def items() -> None:
-    frontend(max_items=2).check_limits(ScoreCall([1], [[2]] * 3, [7]))
+    checks.check_count(ScoreCall([1], [[2]] * 3, [7]).num_items, PrefillOnlyConfig(max_items=2))
 
 
 async def prompts() -> None:
-    vectors = EmbedFrontend(path_of(StubLink(), PrefillOnlyConfig(max_items=2)))
-    vectors.check_limits(3, field="input")
+    checks.check_count(3, PrefillOnlyConfig(max_items=2), field="input", noun="prompts")
 
 
 async def documents() -> None:

@@ -23,6 +23,7 @@ from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall
 from sglang_prefill_ext.frontend.embed.embed_frontend import Embedded, EmbedFrontend
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.explain import explain_stock, explain_vectors
+from sglang_prefill_ext.wire.checks import check_count
 
 
 def generate_request(
@@ -57,7 +58,7 @@ async def packed_vectors(
     request = context.request
     with counted(server.path.metrics, context):
         if request is not None:  # calls of an offline engine, by the program itself, have no limit
-            frontend.check_limits(len(call.prompts), field="input")
+            check_count(len(call.prompts), server.path.config, field="input", noun="prompts")
         context.raise_if_opted_out()
         about = request, len(call.prompts), call.contents, names, priority
         with server.records.keeping(*about) as record:

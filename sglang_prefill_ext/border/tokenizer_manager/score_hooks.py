@@ -21,6 +21,7 @@ from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.explain import explain_packed, explain_stock
 from sglang_prefill_ext.frontend.pack import FIELD
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall
+from sglang_prefill_ext.wire.checks import check_count
 
 
 async def score_request(
@@ -66,7 +67,8 @@ async def packed_scores(server: PrefillServer, call: ScoreCall, context: CallCon
         Exception: see `counted`.
     """
     with counted(server.path.metrics, context):
-        server.score.check_limits(call)  # before items are processed, even for a record
+        # Before items are processed, even for a record.
+        check_count(call.num_items, server.path.config)
         with server.records.keeping(call.request, call.num_items, call.contents) as record:
             context.raise_if_opted_out()
             scored = await server.score.score(call, context.options(server.path.config))

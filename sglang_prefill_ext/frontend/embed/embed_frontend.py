@@ -23,7 +23,7 @@ from sglang_prefill_ext.frontend.packed_path import PackedPath
 from sglang_prefill_ext.frontend.prompt_batch import PackedGroup, pack_prompts, pack_read_places
 from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.wire.arrays import NO_OVERRIDES, Float32Array, Int32Array, OverrideArray
-from sglang_prefill_ext.wire.checks import check_count, check_memory
+from sglang_prefill_ext.wire.checks import check_memory
 from sglang_prefill_ext.wire.read import VECTOR_AND_STATE, WHOLE_VECTOR
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
@@ -83,17 +83,6 @@ class EmbedFrontend:
             pack=self._pack,
             admits=lambda kind: not kind.adapter,
         )
-
-    def check_limits(self, num_prompts: int, *, field: str) -> None:
-        """Refuse too many prompts, on either path.
-
-        Args:
-            field: what the user calls them.
-
-        Raises:
-            TooManyItemsError: more than `max_items`.
-        """
-        check_count(num_prompts, self.path.config, field=field, noun="prompts")
 
     async def embed(self, call: EmbedCall, options: RequestOptions, request: Any) -> Embedded:
         """Serve a call; one with an adapter is admitted already.

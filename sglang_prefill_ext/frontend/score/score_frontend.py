@@ -23,13 +23,7 @@ from sglang_prefill_ext.frontend.score.score_call import (
 from sglang_prefill_ext.frontend.score.score_pack import pack_overridden, pack_setwise_call
 from sglang_prefill_ext.frontend.worker import Worker, is_large
 from sglang_prefill_ext.wire.arrays import FlatRows, int_array
-from sglang_prefill_ext.wire.checks import (
-    check_count,
-    check_memory,
-    check_repeated,
-    check_unicode,
-    wrong,
-)
+from sglang_prefill_ext.wire.checks import check_memory, check_repeated, check_unicode, wrong
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy, lone_prefix
 from sglang_prefill_ext.wire.read import Labels
@@ -79,14 +73,6 @@ class ScoreFrontend:
         self.path.metrics.record_packed()
         self.path.metrics.record_work(rows, answer)
         return rows, answer
-
-    def check_limits(self, call: ScoreCall) -> None:
-        """Refuse too many items, on either path.
-
-        Raises:
-            TooManyItemsError: more than `max_items`.
-        """
-        check_count(call.num_items, self.path.config)
 
     async def _run(
         self, call: ScoreCall, options: RequestOptions, work: Callable[..., Any], *args: Any

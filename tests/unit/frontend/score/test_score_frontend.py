@@ -31,6 +31,7 @@ from sglang_prefill_ext.frontend.score.score_call import ScoreCall
 from sglang_prefill_ext.frontend.score.score_frontend import ScoreFrontend
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.arrays import FlatRows, int_array
+from sglang_prefill_ext.wire.checks import check_count
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy
 from sglang_prefill_ext.wire.stock_reason import StockReason
@@ -150,10 +151,10 @@ async def test_arrays_that_cannot_be_packed_are_left_to_stock(frontend: ScoreFro
         await frontend.score(replace(CALL, label_token_ids=nothing))
     with pytest.raises(StockPathTaken, match="no_items"):
         await frontend.score(replace(CALL, query=int_array([]), items=nothing))
-    frontend.check_limits(replace(CALL, items=nothing))
+    assert replace(CALL, items=nothing).num_items == 0
     many = FlatRows(int_array([1] * 2001), int_array([1] * 2001))
     with pytest.raises(TooManyItemsError, match="2001 items"):
-        _frontend(StubLink(), max_items=2000).check_limits(replace(CALL, items=many))
+        check_count(replace(CALL, items=many).num_items, PrefillOnlyConfig(max_items=2000))
 
 
 @pytest.mark.parametrize(
@@ -578,12 +579,12 @@ async def test_large_answers_become_objects_off_the_event_loop(
     assert [thread is threading.current_thread() for thread in threads] == [True, False]
 
 
-async def test_too_many_items_are_refused(link: StubLink) -> None:
-    frontend = _frontend(link, max_items=2)
+def test_too_many_items_are_refused() -> None:
+    config = PrefillOnlyConfig(max_items=2)
     with pytest.raises(TooManyItemsError, match=r"3 items .* limit of 2.*--prefill-only-max-items"):
-        frontend.check_limits(ScoreCall([1], [[2], [3], [4]], [7], image_data=[]))
-    frontend.check_limits(ScoreCall([1], [[2], [3]], [7]))
-    frontend.check_limits(CALL)
+        check_count(ScoreCall([1], [[2], [3], [4]], [7], image_data=[]).num_items, config)
+    check_count(ScoreCall([1], [[2], [3]], [7]).num_items, config)
+    check_count(CALL.num_items, config)
 
 
 @pytest.mark.parametrize(
