@@ -9,8 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.errors import RequestError
-from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall, Positional
-from sglang_prefill_ext.frontend.embed.override_places import place_of_vectors
+from sglang_prefill_ext.frontend.embed.embed_call import (
+    EmbedCall,
+    Positional,
+    place_of_vectors,
+)
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.wire.arrays import EmbeddingKind, int_array
 
