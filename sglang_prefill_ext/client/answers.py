@@ -26,6 +26,9 @@ GIVE_TIME = "Give it a longer timeout_s, or fewer items."
 _REMEDIES = {
     401: "Give the server's key: api_key, or --api-key.",
     404: "Check the address: it names an SGLang server, and does not end in /v1.",
+    429: TRY_LATER,
+    503: "Try again when the server is ready.",
+    504: GIVE_TIME,
 }
 
 _SHOWN_CHARACTERS = 500
@@ -106,28 +109,30 @@ def error_of(asked: str, status: int, headers: Mapping[str, str], text: str) -> 
         asked: what was asked for, for the message.
         headers: names in lower case, or a mapping that ignores case.
     """
-    said = f"{asked}: HTTP {status}: {message_of(text)}"
-    error: PrefillExtError
-    match status:
-        case 429:
-            error = ServerBusyError(with_remedy(said, TRY_LATER))
-            error.retry_after_s = _seconds(headers.get("retry-after", ""))
-        case 503:
-            error = ServerUnavailableError(with_remedy(said, "Try again when the server is ready."))
-            error.retry_after_s = _seconds(headers.get("retry-after", ""))
-        case 504:
-            error = DeadlineExceededError(with_remedy(said, GIVE_TIME))
-        case _:
-            remedy = _REMEDIES.get(status)
-            error = ServerRefusedError(with_remedy(said, remedy) if remedy else said)
-            error.status = status
-            error.message = message_of(text)
-    return error
+    said, wait_s = message_of(text), _seconds(headers.get("retry-after", ""))
+    return error_for(status, f"{asked}: HTTP {status}", said, wait_s, _REMEDIES.get(status, ""))
 
 
-def with_remedy(said: str, remedy: str) -> str:
-    """Join what a server says, with or without a full stop, and what to do about it."""
-    return f"{said.rstrip('.')}. {remedy}"
+def error_for(status: int, asked: str, said: str, wait_s: float, remedy: str) -> PrefillExtError:
+    """Return the error for an HTTP status, or for a code of gRPC that means the same.
+
+    Args:
+        said: the server's message, with or without a full stop.
+        wait_s: seconds after which the server wants a repeat; 0 if it does not say.
+        remedy: what to do about it; empty if nobody knows.
+    """
+    message = f"{asked}: {said}"
+    if remedy:
+        message = f"{message.rstrip('.')}. {remedy}"
+    if status in (429, 503):
+        later = ServerBusyError(message) if status == 429 else ServerUnavailableError(message)
+        later.retry_after_s = wait_s
+        return later
+    if status == 504:
+        return DeadlineExceededError(message)
+    refused = ServerRefusedError(message)
+    refused.status, refused.message = status, said
+    return refused
 
 
 def message_of(text: str) -> str:

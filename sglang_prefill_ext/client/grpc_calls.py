@@ -12,18 +12,11 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 from numpy.typing import NDArray
 
-from sglang_prefill_ext.client.answers import GIVE_TIME, TRY_LATER, Scores, with_remedy
+from sglang_prefill_ext.client.answers import GIVE_TIME, TRY_LATER, Scores, error_for
 from sglang_prefill_ext.client.arrays import Ids
 from sglang_prefill_ext.client.options import Options
 from sglang_prefill_ext.client.requests import Request
-from sglang_prefill_ext.errors import (
-    DeadlineExceededError,
-    PrefillExtError,
-    RequestError,
-    ServerBusyError,
-    ServerRefusedError,
-    ServerUnavailableError,
-)
+from sglang_prefill_ext.errors import PrefillExtError, RequestError
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 
 _DETAILS = "grpc-status-details-bin"
@@ -33,9 +26,12 @@ _HTTP_STATUS = {
     grpc.StatusCode.UNAUTHENTICATED: 401,
     grpc.StatusCode.PERMISSION_DENIED: 403,
     grpc.StatusCode.UNIMPLEMENTED: 404,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: 413,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: 413,  # or 429, see `error_of`
+    grpc.StatusCode.UNAVAILABLE: 503,
+    grpc.StatusCode.ABORTED: 503,
+    grpc.StatusCode.DEADLINE_EXCEEDED: 504,
 }
-"""HTTP status for each code of a refusal; 500 for all other codes."""
+"""HTTP status for each code; 500 for all other codes."""
 
 _FULL = "Concurrent RPC limit exceeded!"
 """gRPC's own message for a call beyond the server's `--max-calls`."""
@@ -70,24 +66,14 @@ def grpc_call(
 
 def error_of(asked: str, error: Any) -> PrefillExtError:
     """Return the error for a call that failed with a `grpc.RpcError`."""
-    code, wait_s = error.code(), _retry_after_s(error)
-    said = f"{asked}: {code.name}: {error.details()}"
-    found: PrefillExtError
-    full = wait_s is not None or error.details() == _FULL
-    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and full:
-        found = ServerBusyError(with_remedy(said, TRY_LATER))
-        found.retry_after_s = wait_s or 0.0
-    elif code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.ABORTED):
-        nobody = wait_s is None and code is grpc.StatusCode.UNAVAILABLE
-        found = ServerUnavailableError(with_remedy(said, _START) if nobody else said)
-        found.retry_after_s = wait_s or 0.0
-    elif code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        found = DeadlineExceededError(with_remedy(said, GIVE_TIME))
-    else:
-        found = ServerRefusedError(said)
-        found.status = _HTTP_STATUS.get(code, 500)
-        found.message = str(error.details())
-    return found
+    code, said, wait_s = error.code(), str(error.details()), _retry_after_s(error)
+    status = _HTTP_STATUS.get(code, 500)
+    if status == 413 and (wait_s is not None or said == _FULL):
+        status = 429
+    remedy = {429: TRY_LATER, 504: GIVE_TIME}.get(status, "")
+    if code is grpc.StatusCode.UNAVAILABLE and wait_s is None:  # no front end says so
+        remedy = _START
+    return error_for(status, f"{asked}: {code.name}", said, wait_s or 0.0, remedy)
 
 
 def _retry_after_s(error: Any) -> float | None:
