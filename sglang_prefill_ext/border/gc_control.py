@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from sglang.srt.runtime_context import get_observability, get_serving
 
 from sglang_prefill_ext.border.messages import GcReq, PackedAbortReq
-from sglang_prefill_ext.metrics.pauses import PauseMetrics
+from sglang_prefill_ext.metrics.pauses import pause_histogram
 from sglang_prefill_ext.process.collector import Collector
 from sglang_prefill_ext.process.ports import LOOPBACK, await_listener
 
@@ -26,7 +26,7 @@ def collector_of(role: str) -> Collector:
     """Return the collector of this process, which has only this role in the server."""
     labels = {"model_name": get_serving().served_model_name, "role": role}
     shown = get_observability().enable_metrics
-    return Collector(role, PauseMetrics(labels if shown else None))
+    return Collector(role, pause_histogram(labels) if shown else None)
 
 
 def act(collector: Collector, message: GcReq, *, busy: bool = False) -> None:

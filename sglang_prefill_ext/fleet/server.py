@@ -30,7 +30,7 @@ from sglang_prefill_ext.fleet.status import FleetExport
 from sglang_prefill_ext.grpc_frontend.server import Health, serving
 from sglang_prefill_ext.grpc_frontend.settings import Listening
 from sglang_prefill_ext.metrics import FrontendMetrics
-from sglang_prefill_ext.metrics.pauses import PauseMetrics
+from sglang_prefill_ext.metrics.pauses import pause_histogram
 from sglang_prefill_ext.process.collector import FROZEN_THRESHOLDS, Collector
 from sglang_prefill_ext.process.ports import listener_at
 
@@ -55,7 +55,7 @@ async def serve(settings: Settings, api_key: str) -> None:
     """
     labels = {"server": "fleet"}
     metrics = FrontendMetrics(labels)
-    collector = Collector(_ROLE, PauseMetrics(labels | {"role": _ROLE}))
+    collector = Collector(_ROLE, pause_histogram(labels | {"role": _ROLE}))
 
     def on_session(session: Session | None) -> None:
         router.begin(session)

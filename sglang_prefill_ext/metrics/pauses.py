@@ -6,7 +6,7 @@ import gc
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any
 
@@ -115,24 +115,8 @@ class PauseRecorder:
         self.new.append(pause_s)
 
 
-class PauseMetrics:
-    """Pauses for garbage collection of one process in Prometheus.
-
-    Args:
-        prometheus_labels: name the model and the role of the process; None leaves Prometheus out.
-    """
-
-    def __init__(self, prometheus_labels: Mapping[str, str] | None = None) -> None:
-        self._histogram: Any = None
-        if prometheus_labels is not None:
-            buckets = [bound / 1e3 for bound in BOUNDS_MS]
-            text, labels = "Garbage collections, in seconds.", prometheus_labels
-            histogram = new_metric("Histogram", "gc_pause_seconds", text, labels, buckets=buckets)
-            self._histogram = histogram.labels(**labels)
-
-    def record(self, pauses_s: Iterable[float]) -> None:
-        """Add pauses, in s. Must not be called during a collection, which may have interrupted code
-        that holds a lock needed here."""
-        if self._histogram is not None:
-            for pause_s in pauses_s:
-                self._histogram.observe(pause_s)
+def pause_histogram(labels: Mapping[str, str]) -> Any:
+    """Make the histogram of a process's pauses in Prometheus; `labels` name its model and role."""
+    buckets, text = [bound / 1e3 for bound in BOUNDS_MS], "Garbage collections, in seconds."
+    made = new_metric("Histogram", "gc_pause_seconds", text, labels, buckets=buckets)
+    return made.labels(**labels)

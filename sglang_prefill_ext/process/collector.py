@@ -12,11 +12,12 @@ import json
 import os
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import Any
 
 import msgspec
 
 from sglang_prefill_ext.errors import RequestError
-from sglang_prefill_ext.metrics.pauses import PauseMetrics, PauseRecorder, Pauses
+from sglang_prefill_ext.metrics.pauses import PauseRecorder, Pauses
 
 FROZEN_THRESHOLDS = (10_000, 10, 10)
 """Collection thresholds of a process that has frozen, unless SGLang's flag sets others. Python's
@@ -88,12 +89,12 @@ class Collector:
 
     Args:
         role: of the process in the server.
-        metrics: show its pauses.
+        histogram: of its pauses, see `pause_histogram`; None leaves Prometheus out.
     """
 
-    def __init__(self, role: str, metrics: PauseMetrics | None = None) -> None:
+    def __init__(self, role: str, histogram: Any = None) -> None:
         self._role = role
-        self._metrics = metrics or PauseMetrics()
+        self._histogram = histogram
         self._last: tuple[str, GcReport] | None = None
         self.pauses = PauseRecorder()
         self.pauses.install()
@@ -127,8 +128,11 @@ class Collector:
             self.perform(action, action, thresholds=thresholds)
 
     def show_pauses(self) -> None:
-        """Bring the metrics up to date."""
-        self._metrics.record(self.pauses.take())
+        """Bring the metrics up to date; not during a collection, which may have interrupted code
+        that holds a lock needed here."""
+        for pause_s in self.pauses.take():
+            if self._histogram is not None:
+                self._histogram.observe(pause_s)
 
     def _act(self, action: GcAction, thresholds: Sequence[int] | None, *, busy: bool) -> int:
         collected = 0

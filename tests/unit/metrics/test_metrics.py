@@ -6,7 +6,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from sglang_prefill_ext.metrics import FrontendMetrics, SchedulerMetrics
-from sglang_prefill_ext.metrics.pauses import PauseMetrics
+from sglang_prefill_ext.metrics.pauses import pause_histogram
 from sglang_prefill_ext.moe.routing import LayerBalance
 from sglang_prefill_ext.wire.arrays import int_array
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
@@ -181,7 +181,7 @@ def test_totals_are_exported_from_the_start(registry: CollectorRegistry) -> None
 def test_the_documented_metrics_are_those_that_are_exported(registry: CollectorRegistry) -> None:
     FrontendMetrics(LABELS)
     SchedulerMetrics(LABELS)
-    PauseMetrics({"model_name": "m", "role": "tokenizer"})
+    pause_histogram({"model_name": "m", "role": "tokenizer"})
     page = (Path(__file__).parents[3] / "docs" / "monitoring.md").read_text()
     documented = re.findall(r"`(sglang:prefill_only_\w+)", page)
     exported = {
