@@ -11,13 +11,7 @@ from rich.console import Console
 from tokenizers import Tokenizer
 
 from sglang_prefill_ext.client import PrefillClient
-from sglang_prefill_ext.demo.measure import (
-    PATHS,
-    Request,
-    Scorer,
-    measure_throughput,
-    rank_by_both,
-)
+from sglang_prefill_ext.demo.measure import PATHS, Request, Scorer, measure_throughput, rank_by_both
 from sglang_prefill_ext.demo.report import plot, show_costs, show_rankings, show_throughput
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.local_server import LocalServer

@@ -13,11 +13,7 @@ import grpc
 from grpc_status import rpc_status
 
 from sglang_prefill_ext.attach.session import Session
-from sglang_prefill_ext.errors import (
-    EngineUnavailableError,
-    PackedForwardError,
-    PrefillExtError,
-)
+from sglang_prefill_ext.errors import EngineUnavailableError, PackedForwardError, PrefillExtError
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from sglang_prefill_ext.grpc_frontend.calls import classify, embed, score
 from sglang_prefill_ext.grpc_frontend.outcomes import status_of

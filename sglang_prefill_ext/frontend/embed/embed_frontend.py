@@ -15,11 +15,7 @@ from sglang_prefill_ext.frontend.batch_exchange import (
     served_prompts,
 )
 from sglang_prefill_ext.frontend.client_wait import within
-from sglang_prefill_ext.frontend.embed.embed_call import (
-    EmbedCall,
-    PromptEncoder,
-    place_of_vectors,
-)
+from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall, PromptEncoder, place_of_vectors
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.packed_path import PackedPath
