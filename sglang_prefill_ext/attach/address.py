@@ -56,13 +56,14 @@ def require_private(directory: Path, *, flag: str) -> None:
         )
 
 
-def engine_at(path: Path, *, flag: str) -> Path:
+def engine_at(path: Path) -> Path:
     """Return the absolute path of the socket of an engine, which may start later.
 
     Raises:
         ConfigError: another kind of file is there, or the directory cannot be used (see
             `require_private`), or not by this user.
     """
+    flag = "--attach"
     engine = checked_path(str(path), flag=flag)
     try:
         is_other_file = engine.exists() and not engine.is_socket()

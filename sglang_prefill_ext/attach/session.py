@@ -91,7 +91,8 @@ class Session:
             prefixes=repeated_prefixes(facts.config, caching=facts.caching),
         )
         self.scoring, self.embedding = ScoreFrontend(self.path), EmbedFrontend(self.path)
-        self._send_rows, self._send = send_rows, send
+        self.send, self._send = send_rows, send
+        self.longest_packed = facts.longest_packed
         self._stock: dict[str, asyncio.Future[messages.StockAnswer]] = {}
 
     @property
@@ -138,18 +139,11 @@ class Session:
         """Pass at once: the engine admits what reaches it."""
         return nullcontext()
 
-    def send(self, rid: str, rows: PackedRows, options: RequestOptions) -> None:
-        self._send_rows(rid, rows, options)
-
     def abort(self, rid: str) -> None:
         self._send(messages.Abort(rid))
 
     def longest_prompt(self) -> int:
         return self.facts.longest_prompt
-
-    @property
-    def longest_packed(self) -> int:
-        return self.facts.longest_packed
 
     async def ask(self, call: messages.Stock) -> messages.StockAnswer:
         """Have the engine serve a call by itself, on the stock path.

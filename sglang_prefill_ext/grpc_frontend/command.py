@@ -88,7 +88,7 @@ def serve_grpc(
     for flag, file in files.items():
         if file is not None and not file.is_file():
             raise ConfigError(f"{flag}: {file} is not a file. Give the path of one.")
-    engine = engine_at(attach, flag="--attach")
+    engine = engine_at(attach)
     with reserved(host, port) as taken:
         settings = Settings(
             attach=engine,

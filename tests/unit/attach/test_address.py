@@ -83,7 +83,7 @@ def test_an_engine_of_another_user_is_not_waited_for(
 
     monkeypatch.setattr(Path, "exists", refused)  # root may look anywhere
     with pytest.raises(ConfigError, match=r"--attach: .* \(Permission denied\).* as one user"):
-        engine_at(tmp_path / "engine.sock", flag="--attach")
+        engine_at(tmp_path / "engine.sock")
 
 
 def test_a_file_is_not_overwritten(tmp_path: Path) -> None:
