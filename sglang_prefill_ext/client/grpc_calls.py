@@ -88,13 +88,11 @@ def _retry_after_s(error: Any) -> float | None:
     return None
 
 
+_OF_THE_SAME_NAME = ("apply_softmax", "temperature", "item_first", "return_token_logprobs")
+
+
 def _score_message(body: dict[str, Any]) -> pb.ScoreRequest:
-    message = pb.ScoreRequest(
-        apply_softmax=body["apply_softmax"],
-        temperature=body["temperature"],
-        item_first=body["item_first"],
-        return_token_logprobs=body["return_token_logprobs"],
-    )
+    message = pb.ScoreRequest(**{name: body[name] for name in _OF_THE_SAME_NAME})
     query, items, labels = body["query"], body["items"], body["label_token_ids"]
     if isinstance(query, str):
         message.query_text = query

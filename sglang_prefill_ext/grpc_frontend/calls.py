@@ -107,12 +107,8 @@ async def classify(
 ) -> pb.ClassifyResponse:
     """Serve a request; raises as `score` does."""
     found, usage = await _vectors(session, request, options)
-    return pb.ClassifyResponse(
-        values=found.tobytes(),
-        width=found.shape[1],
-        class_names=session.facts.class_names,
-        usage=usage,
-    )
+    values, width, names = found.tobytes(), found.shape[1], session.facts.class_names
+    return pb.ClassifyResponse(values=values, width=width, class_names=names, usage=usage)
 
 
 async def _vectors(

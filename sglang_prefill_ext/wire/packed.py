@@ -146,11 +146,8 @@ def rows_from_bytes(data: bytes, widths: tuple[int, int] | None = None) -> Packe
     if widths is not None:
         read = read.of_width(*widths)
         require_made(read, sum(widths))
-    return PackedRows(
-        *(tokens, prefix_len, suffix_lens, read, read_lens, prefix_reads),
-        overrides=overrides_from_bytes(*overrides),
-        adapter=adapter,
-    )
+    parts = tokens, prefix_len, suffix_lens, read, read_lens, prefix_reads
+    return PackedRows(*parts, overrides_from_bytes(*overrides), adapter)
 
 
 def head_of(data: bytes) -> tuple[Int32Array, int, str]:

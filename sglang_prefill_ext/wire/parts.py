@@ -155,9 +155,5 @@ def whole_rows(rows: PackedRows) -> PackedRows:
     ends = np.cumsum(rows.suffix_lens)[:-1]
     parts = [rows.tokens[:prefix]] * (2 * rows.num_rows)
     parts[1::2] = np.split(rows.tokens[prefix:], ends)
-    return replace(
-        rows,
-        tokens=np.concatenate(parts),
-        prefix_len=0,
-        suffix_lens=rows.suffix_lens + np.int32(prefix),
-    )
+    lens = rows.suffix_lens + np.int32(prefix)
+    return replace(rows, tokens=np.concatenate(parts), prefix_len=0, suffix_lens=lens)

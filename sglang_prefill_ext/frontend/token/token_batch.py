@@ -110,20 +110,9 @@ def _group(calls: list[TokenCall], beginning: Beginning, kind: ReadKind) -> Toke
         successors = np.concatenate(parts)[:, None]
         table = np.hstack([successors, np.broadcast_to(labels, (len(successors), len(labels)))])
         labels, label_lens = table.ravel(), np.full(len(table), table.shape[1], dtype=np.int32)
-    rows = PackedRows(
-        tokens,
-        prefix,
-        lens,
-        Labels(
-            labels,
-            label_lens,
-            num_best=kind.num_best,
-            sampling=Sampling.joined(call.sampling for call in calls),
-        ),
-        read_lens=read_lens,
-        prefix_reads=prefix_reads,
-        adapter=kind.adapter,
-    )
+    sampling = Sampling.joined(call.sampling for call in calls)
+    read = Labels(labels, label_lens, num_best=kind.num_best, sampling=sampling)
+    rows = PackedRows(*(tokens, prefix, lens, read, read_lens, prefix_reads), adapter=kind.adapter)
     return TokenGroup(members, rows, repeated, starts=starts)
 
 
