@@ -32,9 +32,11 @@ class Snapshot:
 class Loads(dict[str, ReplicaLoad]):
     """The replicas of a fleet that are in use, by id.
 
-    Times are seconds of any clock that does not go back. Not safe across threads. By its
-    `preference` a router chooses of several replicas that are as good, with 0 the first one;
-    routers should have different ones, as none sees at once what others have sent.
+    Times are seconds of any clock that does not go back. Not safe across threads.
+
+    Args:
+        preference: decides which replica is chosen of several that are as good. Routers should
+            have different numbers, as none sees at once what others have sent. 0: the first one.
     """
 
     def __init__(self, preference: int = 0) -> None:

@@ -23,10 +23,15 @@ the speed."""
 class RecentSpeed:
     """The speed of a replica, from its answers or from what it says of itself.
 
-    Costs are in seconds at the first speed, that it was added with. While more work of others waits
-    there than from here, it cannot be seen whether an answered part had to wait for that. Then
-    `computed` tells more. `ratio` is how many times slower it has been than at first, busy time
-    divided by cost, and `now` the speed, so much slower.
+    Costs are in seconds at the first speed. While more work of others waits there than from here,
+    it cannot be seen whether an answered part had to wait for that. Then `computed` tells more.
+
+    Args:
+        first: the speed that it was added with.
+
+    Attributes:
+        ratio: how many times slower it has been than at first: busy time divided by cost.
+        now: the speed, so much slower.
     """
 
     def __init__(self, first: Speed) -> None:

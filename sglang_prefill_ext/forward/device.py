@@ -18,15 +18,20 @@ OF_ONE_RANK = (MemoryError, torch.OutOfMemoryError, DistError, OneRankError)
 
 
 def require_usable(device: torch.device, ranks: int, error: Exception) -> None:
-    """Return if another forward can follow one that has failed with `error`. Else raise that, if it
-    may be one rank's own, or the error of a broken device.
+    """Return if another forward can follow one that has failed with `error`; else raise.
 
     Two kinds of failure end the scheduler. After a CUDA error such as an illegal address, every
     later call to the device fails, those of stock forwards, too. And if one rank has failed alone,
     the other ranks wait for it in a collective operation; its next forward would join that
     operation with tensors of another size. As the others wait, they cannot be asked whether they
-    have failed. But errors that are not `OF_ONE_RANK` occur on all ranks that compute a forward
-    together, at the same place, as all compute the same.
+    have failed.
+
+    Args:
+        ranks: how many ranks compute a forward together. Errors that are not `OF_ONE_RANK` occur on
+            all of them at the same place, as all compute the same.
+
+    Raises:
+        Exception: `error` if it may be one rank's own, or the error of a broken device.
     """
     if ranks > 1 and isinstance(error, OF_ONE_RANK):
         raise error

@@ -74,9 +74,13 @@ class GroupSpan:
 class ForwardLayout:
     """The groups of one forward, at least one, in the order in which their tokens are laid out.
 
-    If it is `causal`, a token sees the tokens of its prompt up to itself. If not, as in an encoder,
-    it sees its whole prompt, so prompts cannot share a prefix (PackingError if a group has one),
-    and each is read at its first token.
+    Args:
+        causal: a token sees the tokens of its prompt up to itself. If False, as in an encoder, it
+            sees its whole prompt, so prompts cannot share a prefix, and each is read at its first
+            token.
+
+    Raises:
+        PackingError: a group has a prefix although `causal` is False.
     """
 
     groups: tuple[GroupSpan, ...]

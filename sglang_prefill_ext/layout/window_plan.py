@@ -60,9 +60,14 @@ def plan_windowed(
     *,
     chunk: int = 0,
 ) -> tuple[WindowBatch, ...]:
-    """Cut attention into dense calls; a query sees itself and `window` tokens before it, or its
-    chunk, see `LayerInputs`. Queries are tokens, int64 `[Q]`, strictly ascending, or None for all.
-    PackingError if the layout is not causal; its windows would reach to both sides.
+    """Cut attention into dense calls; a query sees itself and `window` tokens before it.
+
+    Args:
+        window, chunk: see `LayerInputs`.
+        queries: int64 `[Q]`, strictly ascending: the tokens that are queries; None: all.
+
+    Raises:
+        PackingError: the layout is not causal; its windows would reach to both sides.
     """
     layout.require_causal_window()
     if queries is None:

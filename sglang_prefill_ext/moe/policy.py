@@ -121,8 +121,12 @@ def choose_pairs(
 
     By `LEAST_TIME` they are the two with the least predicted time, the fastest first; by
     `PADDING_RATIO` SGLang's choice and the one with the smaller block. If there is only one entry
-    to choose from, it is returned alone. If one of the two can only be launched `alone`, the one
-    that `choose` would take is returned. Arguments are as in `choose`; the policy is not `STOCK`.
+    to choose from, it is returned alone. If the two cannot be launched together, the one that
+    `choose` would take is returned alone.
+
+    Args:
+        policy, rows, candidates, times: as in `choose`; the policy is not `STOCK`.
+        alone: entries that cannot be launched together with another.
     """
     if in_effect(policy, times) is MoePolicy.LEAST_TIME:
         chosen = _two_fastest(rows, candidates, times)

@@ -24,11 +24,14 @@ class ForwardBudget:
     Memory is modelled as ``bytes_per_token * tokens + bytes_per_row * rows``, whole numbers that
     are the same on every tensor-parallel rank; `calibration.calibrate` measures them. K/V that a
     divided request holds from one forward to the next lie in the KV pool, or in memory that was
-    set aside before (`kv_pool`). ConfigError if not even one row of one token would fit.
+    set aside before (`kv_pool`).
 
     Args:
         bytes_per_token: activations of one token, >= 0.
         bytes_per_row: what reading one row adds, >= 0.
+
+    Raises:
+        ConfigError: not even one row of one token would fit.
     """
 
     max_tokens: int

@@ -21,13 +21,18 @@ End: TypeAlias = Callable[[Sequence[Job], Status, str], None]
 """Called with jobs that are done or have failed, and with a message if they have failed."""
 
 AfterFailure: TypeAlias = Callable[[Exception], None]
-"""Called with the exception of a failed forward. It raises, which ends the scheduler, if no other
-forward can follow."""
+"""Called with the exception of a failed forward; raises if no other forward can follow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Recovers from failed forwards: jobs of a shared one run alone, that of a lone one ends."""
+    """Recovers from failed forwards: each job of a shared one runs alone, that of a lone one ends.
+
+    Attributes:
+        stats: counts forwards whose jobs run again.
+        requeue: called for every job that runs again.
+        after_failure: what it raises ends the scheduler.
+    """
 
     stats: RuntimeStats
     end: End

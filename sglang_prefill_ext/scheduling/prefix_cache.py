@@ -79,7 +79,11 @@ class PrefixCache(Protocol):
         """How many tokens of a prefix could be matched now; locks nothing."""
 
     def rows_seen(self, rows: PackedRows, least: int) -> NDArray[np.int64] | None:
-        """Remember rows; return how many first tokens of each one's prompt came before, int64
-        ``[rows]``: more than `prefix_len`, or 0; None if it is 0 for all. Fewer than `least` tokens
-        behind the shared prefix are not worth a group of their own.
+        """Remember rows; return how many first tokens of each one's prompt came before.
+
+        Args:
+            least: fewer tokens behind the shared prefix are not worth a group of their own.
+
+        Returns:
+            int64 ``[rows]``, more than `prefix_len` or 0 for each row; None if it is 0 for all.
         """

@@ -178,7 +178,11 @@ class PackedRuntime:
         """End queued jobs that cannot meet their deadlines any more; return their ids.
 
         This is the one decision that depends on a clock. One rank reads it, and all ranks get the
-        same numbers, see `JobQueue.late`.
+        same numbers.
+
+        Args:
+            now_ms: Unix time in ms.
+            tokens_per_s: see `JobQueue.late`.
         """
         late = self.queue.late(now_ms, tokens_per_s)
         self._end(late, Status.EXPIRED, "The deadline of the request cannot be met any more.")

@@ -108,10 +108,15 @@ def unfit_row(rows: PackedRows, budget: ForwardBudget) -> int | None:
 def split_request(rows: PackedRows, budget: ForwardBudget, cached: int = 0) -> list[Piece]:
     """Divide a request into as few pieces as the budget allows; one if it fits.
 
-    Every token behind the cached ones, which the first piece finds in the cache, is computed
-    exactly once. The prefix may be cut anywhere; rows stay whole and in order. Of all divisions
-    into that number of pieces, this one has the smallest largest piece. PackingError if a row fits
-    no forward; the caller has to ask `unfit_row` first.
+    Every token behind the cached ones is computed exactly once. The prefix may be cut anywhere;
+    rows stay whole and in order. Of all divisions into that number of pieces, this one has the
+    smallest largest piece.
+
+    Args:
+        cached: how many tokens at the start of the prefix the first piece finds in the cache.
+
+    Raises:
+        PackingError: a row fits no forward; the caller has to ask `unfit_row` first.
     """
     starts = RowStarts.of(rows)
     if budget.fits(len(rows.tokens) - cached, rows.num_reads):

@@ -43,11 +43,14 @@ class Parallelism:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is sent; ConfigError if it is too little.
+    """What is sent: by clients that wait for each answer, or at a rate.
 
     Attributes:
-        clients: they wait for each answer; so many requests are under way at any time.
-        rate: in place of clients: requests a second, which come at random times.
+        clients: number of requests under way at any time; ignored if there is a rate.
+        rate: requests a second, which come at random times.
+
+    Raises:
+        ConfigError: a number is too small.
     """
 
     clients: int = 1

@@ -90,9 +90,14 @@ def packed_answers(
 ) -> list[Float32Array]:
     """Run requests as the packed path runs those of users; return ``[rows, values]`` of each.
 
-    The largest request takes more than one forward, with room for its prefix in `slots` between
-    them; the others share one. PackedForwardError if a forward failed, and others can follow; else
-    what `after_failure` raises.
+    The largest request takes more than one forward; the others share one.
+
+    Args:
+        slots: gives room for the largest request's prefix between its forwards.
+        after_failure: what it raises is raised here.
+
+    Raises:
+        PackedForwardError: a forward failed, and others can follow.
     """
     if not executor.causal:
         requests = [whole_rows(rows) for rows in requests]

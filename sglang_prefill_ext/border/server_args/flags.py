@@ -75,7 +75,11 @@ def server_args_from_kwargs(**kwargs: Any) -> Any:
 
 
 def refuse_impossible(_result: None, server_args: Any) -> None:
-    """AFTER `ServerArgs.check_server_args`: raise `SystemExit` if our flags could never work."""
+    """AFTER `ServerArgs.check_server_args`: exit if packed forwards could never run.
+
+    Raises:
+        SystemExit: a check of those below fails.
+    """
     config = activation.config_of(server_args)
     if config is None:
         if server_args.schedule_policy == stock_order.POLICY:
