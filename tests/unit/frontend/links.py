@@ -21,6 +21,8 @@ from sglang_prefill_ext.wire.arrays import NO_INTS, EmbeddingKind, FlatRows, Int
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.status import Status
 
+_DEFAULTS = PrefillOnlyConfig()
+
 
 def stub_answer(
     status: str = "ok",
@@ -119,6 +121,34 @@ def answer_at_once(
         asyncio.get_running_loop().call_soon(exchange.deliver, rid, answer(rows))
 
     link.on_send = on_send
+
+
+class PathSetup:
+    """A packed path over a stub link.
+
+    `settings` are those of `PrefillOnlyConfig` and what `path_of` takes.
+    """
+
+    def __init__(self, *, max_row_tokens: int = 1000, **settings: Any) -> None:
+        knobs = {name: settings.pop(name) for name in [*settings] if hasattr(_DEFAULTS, name)}
+        self.link = StubLink()
+        config = PrefillOnlyConfig(**knobs)
+        self.path = path_of(self.link, config, max_row_tokens=max_row_tokens, **settings)
+        self.exchange, self.metrics = self.path.exchange, self.path.metrics
+
+    def answer(self, answer: Callable[[PackedRows], PackedResult] | PackedResult) -> None:
+        """Let every packed request from now on be answered in the next turn of the event loop."""
+        always = (lambda rows: answer) if isinstance(answer, PackedResult) else answer
+        answer_at_once(self.link, self.exchange, always)
+
+    def sent_rows(self) -> PackedRows:
+        """What was sent, by one packed request."""
+        ((_, rows),) = self.link.sent
+        return rows
+
+    def is_idle(self) -> bool:
+        """Whether nothing is left of the calls."""
+        return self.exchange.in_flight == self.link.admitted == 0
 
 
 async def answered_meanwhile(

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import (
     DeadlineExceededError,
     PackedForwardError,
@@ -29,13 +28,7 @@ from sglang_prefill_ext.wire.arrays import EmbeddingKind
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.read import VECTOR_AND_STATE, WHOLE_VECTOR
 from sglang_prefill_ext.wire.stock_reason import StockReason
-from tests.unit.frontend.links import (
-    StubLink,
-    answer_at_once,
-    answered_meanwhile,
-    path_of,
-    stub_answer,
-)
+from tests.unit.frontend.links import PathSetup, answered_meanwhile, stub_answer
 
 VOCAB = 300
 IDS = EmbedCall([[1, 2, 3], [1, 2, 4, 5]], is_single=False, dimensions=None)
@@ -49,28 +42,15 @@ def count_tokens(rows: PackedRows) -> PackedResult:
     return stub_answer(values=lens.tolist(), tokens_computed=len(rows.tokens))
 
 
-class Setup:
+class Setup(PathSetup):
     """A front end whose scheduler answers at once."""
 
     def __init__(
-        self,
-        answer: PackedResult | Callable[[PackedRows], PackedResult],
-        *,
-        has_tokenizer: bool = True,
-        encoder: EncoderTraits | None = None,
-        **knobs: int,
+        self, answer: PackedResult | Callable[[PackedRows], PackedResult], **settings: Any
     ) -> None:
-        self.link = StubLink()
-        about = {"embeddings": EmbeddingKind(2, "float32"), "encoder": encoder}
-        config = PrefillOnlyConfig(**knobs)
-        path = path_of(self.link, config, has_tokenizer=has_tokenizer, **about)
-        self.exchange, self.metrics, self.frontend = (
-            path.exchange,
-            path.metrics,
-            EmbedFrontend(path),
-        )
-        always = (lambda rows: answer) if isinstance(answer, PackedResult) else answer
-        answer_at_once(self.link, self.exchange, always)
+        super().__init__(**({"embeddings": EmbeddingKind(2, "float32")} | settings))
+        self.frontend = EmbedFrontend(self.path)
+        self.answer(answer)
 
     async def embed(self, *calls: EmbedCall, options: RequestOptions = PLAIN) -> list[Any]:
         """Concurrent calls, each with its result or its error."""
@@ -127,13 +107,13 @@ async def test_vectors_of_several_tokens_are_read_in_one_request() -> None:
     async with setup.exchange.admitted(PLAIN):
         embedded = await setup.frontend.embed(call, PLAIN, None)
     assert embedded.vectors == [[[1, 2], [3, 4]], [[5, 6]]]
-    ((_, rows),) = setup.link.sent
+    rows = setup.sent_rows()
     # What the prompts share ends before the first token that is read.
     assert (rows.prefix_len, rows.tokens.tolist()) == (1, [1, 2, 3, 2, 4, 5])
     assert (rows.read_lens.tolist(), rows.read.wanted.tolist()) == ([2, 1], [1, 1, 1])
     assert (rows.read.width, rows.adapter) == (WHOLE_VECTOR, "a")
     assert setup.metrics.as_dict()["items"] == 2
-    assert setup.exchange.in_flight == setup.link.admitted == 0
+    assert setup.is_idle()
 
 
 async def test_states_of_several_tokens_come_apart_from_their_vectors() -> None:
@@ -148,7 +128,7 @@ async def test_embeddings_stand_at_places_that_are_read() -> None:
     setup = Setup(stub_answer(values=[1.0, 2.0]))
     call = EmbedCall([[7], [5, 7]], False, None, placeholder=7, places=[[0], [1]])
     await setup.frontend.embed(replace(call, embeds=[[np.ones(2)], None]), PLAIN, None)
-    ((_, rows),) = setup.link.sent
+    rows = setup.sent_rows()
     assert (rows.tokens.tolist(), rows.overrides.tolist()) == ([-1, 5, 7], [[1, 1]])
 
 
@@ -159,7 +139,7 @@ async def test_states_come_apart_from_their_vectors(shown: bool) -> None:
     assert embedded.vectors == [[0.5], [-0.5]]
     states = embedded.states and [state.tolist() for state in embedded.states]
     assert states == ([[1.0, 2.0], [-1.0, -2.0]] if shown else None)
-    ((_, rows),) = setup.link.sent
+    rows = setup.sent_rows()
     assert rows.read.width == VECTOR_AND_STATE
 
 
@@ -177,18 +157,18 @@ async def test_an_answer_becomes_one_vector_a_prompt() -> None:
     embedded = await setup.frontend.embed(IDS, PLAIN, None)
     assert embedded.vectors == [[0.5, 1.0], [-2.0, 0.25]]
     assert embedded.served.prompt_tokens.tolist() == [3, 4]
-    ((_, rows),) = setup.link.sent
+    rows = setup.sent_rows()
     assert (rows.prefix_len, rows.tokens.tolist()) == (2, [1, 2, 3, 4, 5])
     assert rows.read.width == WHOLE_VECTOR
     assert setup.metrics.as_dict()["items"] == 2
-    assert setup.exchange.in_flight == setup.link.admitted == 0
+    assert setup.is_idle()
 
 
 async def test_dimensions_and_options_reach_the_scheduler() -> None:
     setup = Setup(stub_answer(values=[1.0]))
     options = RequestOptions(priority=3)
     await setup.frontend.embed(EmbedCall([[5]], True, 1), options, None)
-    ((_, rows),) = setup.link.sent
+    rows = setup.sent_rows()
     assert rows.read.width == 1
     assert setup.link.options == [options]
 

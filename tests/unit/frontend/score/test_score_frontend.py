@@ -32,10 +32,9 @@ from sglang_prefill_ext.frontend.score.score_frontend import ScoreFrontend
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.arrays import FlatRows, int_array
 from sglang_prefill_ext.wire.checks import check_count
-from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
-from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy
+from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.stock_reason import StockReason
-from tests.unit.frontend.links import StubLink, StubRequest, answer_at_once, path_of, stub_answer
+from tests.unit.frontend.links import PathSetup, StubRequest, stub_answer
 from tests.unit.waiting import until
 
 VOCAB = 300
@@ -43,34 +42,21 @@ HIDDEN = 4
 CALL = ScoreCall(query=[1, 2], items=[[3], [4, 5]], label_token_ids=[7, 8])
 
 
-@pytest.fixture
-def link() -> StubLink:
-    return StubLink()
+class Setup(PathSetup):
+    """A front end whose scheduler answers nothing, until it has an answer."""
+
+    def __init__(self, **settings: Any) -> None:
+        longest = settings.get("max_forward_tokens", PrefillOnlyConfig().max_forward_tokens)
+        super().__init__(max_row_tokens=longest, **settings)
+        self.frontend = ScoreFrontend(self.path)
+
+    async def score(self, *call: Any) -> Scored:
+        return await self.frontend.score(*call)
 
 
 @pytest.fixture
-def frontend(link: StubLink) -> ScoreFrontend:
-    return _frontend(link)
-
-
-def _frontend(
-    link: StubLink,
-    *,
-    has_tokenizer: bool = True,
-    label_vocab_size: int = VOCAB,
-    truncates: bool = False,
-    prefixes: PrefixPolicy | None = None,
-    **knobs: int,
-) -> ScoreFrontend:
-    config = PrefillOnlyConfig(**knobs)
-    about = {"has_tokenizer": has_tokenizer, "truncates": truncates, "prefixes": prefixes}
-    longest = config.max_forward_tokens
-    path = path_of(link, config, max_row_tokens=longest, label_vocab_size=label_vocab_size, **about)
-    return ScoreFrontend(path)
-
-
-def _answer_soon(frontend: ScoreFrontend, link: StubLink, answer: PackedResult) -> None:
-    answer_at_once(link, frontend.path.exchange, lambda rows: answer)
+def setup() -> Setup:
+    return Setup()
 
 
 def _label_rows(labels: Any) -> FlatRows:
@@ -80,77 +66,67 @@ def _label_rows(labels: Any) -> FlatRows:
     )
 
 
-def _nothing_is_left(frontend: ScoreFrontend, link: StubLink) -> bool:
-    return frontend.path.exchange.in_flight == 0 and link.admitted == 0
-
-
 @pytest.mark.parametrize("request_object", [None, object(), StubRequest(patience=10**6)])
-async def test_an_answer_becomes_scores(
-    frontend: ScoreFrontend, link: StubLink, request_object: Any
-) -> None:
-    _answer_soon(frontend, link, stub_answer(values=[0, -1, -2, -3], forwards=2))
-    call = ScoreCall(
-        CALL.query, CALL.items, [7, 8], return_token_logprobs=True, request=request_object
-    )
-    scored = await frontend.score(call)
+async def test_an_answer_becomes_scores(setup: Setup, request_object: Any) -> None:
+    setup.answer(stub_answer(values=[0, -1, -2, -3], forwards=2))
+    call = replace(CALL, return_token_logprobs=True, request=request_object)
+    scored = await setup.score(call)
     assert scored.token_logprobs == [[0, -1], [-2, -3]]
     assert scored.scores == [
         pytest.approx([1, np.exp(-1)]),
         pytest.approx([np.exp(-2), np.exp(-3)]),
     ]
     assert scored.rows.num_prompt_tokens == 7
-    assert frontend.path.metrics.as_dict() == FrontendMetrics().as_dict() | {
+    assert setup.metrics.as_dict() == FrontendMetrics().as_dict() | {
         "requests": {"packed": 1},
         "items": 2,
         "forwards": 2,
         "tokens_computed": 5,
         "tokens_saved": 2,
     }
-    assert len(link.sent) == 1
-    assert link.aborted == []
-    assert _nothing_is_left(frontend, link)
+    assert len(setup.link.sent) == 1
+    assert setup.link.aborted == []
+    assert setup.is_idle()
 
 
 @pytest.mark.parametrize("item_first", [False, True])
 @pytest.mark.parametrize("labels", [[7, 8], [[7, 8], [9, 6]]], ids=["shared", "own"])
-async def test_arrays_are_packed_as_lists_are(
-    frontend: ScoreFrontend, link: StubLink, item_first: bool, labels: Any
-) -> None:
+async def test_arrays_are_packed_as_lists_are(setup: Setup, item_first: bool, labels: Any) -> None:
     query, items = int_array([1, 2]), FlatRows(int_array([3, 4, 5]), int_array([1, 2]))
-    _answer_soon(frontend, link, stub_answer(values=[0, -1, -2, -3]))
+    setup.answer(stub_answer(values=[0, -1, -2, -3]))
     call = ScoreCall(CALL.query, CALL.items, labels, item_first=item_first)
     arrays = replace(call, query=query, items=items, label_token_ids=_label_rows(labels))
     assert arrays.listed() == call
-    scored = [await frontend.score(each) for each in (call, arrays)]
+    scored = [await setup.score(each) for each in (call, arrays)]
     assert scored[0].scores == scored[1].scores
     assert scored[0].rows.num_prompt_tokens == scored[1].rows.num_prompt_tokens
-    sent = [rows for _, rows in link.sent]
+    sent = [rows for _, rows in setup.link.sent]
     assert sent[0].suffix_lens.tolist() == sent[1].suffix_lens.tolist()
     assert sent[0].tokens.tolist() == sent[1].tokens.tolist()
     assert sent[0].read.ids.tolist() == sent[1].read.ids.tolist()
     assert sent[0].read.lens.tolist() == sent[1].read.lens.tolist()
 
 
-async def test_embeddings_come_beside_arrays(frontend: ScoreFrontend, link: StubLink) -> None:
-    _answer_soon(frontend, link, stub_answer(values=[0, -1, -2, -3]))
+async def test_embeddings_come_beside_arrays(setup: Setup) -> None:
+    setup.answer(stub_answer(values=[0, -1, -2, -3]))
     call = replace(
         CALL,
         items=FlatRows(int_array([3, 4, 5]), int_array([1, 2])),
         embed_override_token_id=5,
         item_embed_overrides=[None, np.ones((1, HIDDEN), np.float16)],
     )
-    await frontend.score(replace(call, query=int_array([1, 2])))
-    ((_, rows),) = link.sent
+    await setup.score(replace(call, query=int_array([1, 2])))
+    rows = setup.sent_rows()
     assert (rows.tokens.tolist(), rows.prefix_len) == ([1, 2, 3, 4, -1], 2)
     assert rows.overrides.tolist() == [[1.0] * HIDDEN]
 
 
-async def test_arrays_that_cannot_be_packed_are_left_to_stock(frontend: ScoreFrontend) -> None:
+async def test_arrays_that_cannot_be_packed_are_left_to_stock(setup: Setup) -> None:
     nothing = FlatRows(int_array([]), int_array([]))
     with pytest.raises(StockPathTaken, match="unusual_input"):
-        await frontend.score(replace(CALL, label_token_ids=nothing))
+        await setup.score(replace(CALL, label_token_ids=nothing))
     with pytest.raises(StockPathTaken, match="no_items"):
-        await frontend.score(replace(CALL, query=int_array([]), items=nothing))
+        await setup.score(replace(CALL, query=int_array([]), items=nothing))
     assert replace(CALL, items=nothing).num_items == 0
     many = FlatRows(int_array([1] * 2001), int_array([1] * 2001))
     with pytest.raises(TooManyItemsError, match="2001 items"):
@@ -161,25 +137,21 @@ async def test_arrays_that_cannot_be_packed_are_left_to_stock(frontend: ScoreFro
     ("query", "item", "words"), [(VOCAB, 1, "`query`.* 300"), (1, -1, "`items`.* -1")]
 )
 async def test_arrays_with_ids_out_of_the_vocabulary_are_refused(
-    frontend: ScoreFrontend, query: int, item: int, words: str
+    setup: Setup, query: int, item: int, words: str
 ) -> None:
     items = FlatRows(int_array([item]), int_array([1]))
     with pytest.raises(RequestError, match=words):
-        await frontend.score(replace(CALL, query=int_array([query]), items=items))
+        await setup.score(replace(CALL, query=int_array([query]), items=items))
 
 
-async def test_token_logprobs_are_left_out_unless_asked_for(
-    frontend: ScoreFrontend, link: StubLink
-) -> None:
-    _answer_soon(frontend, link, stub_answer(values=[0, -1, -2, -3]))
-    assert (await frontend.score(CALL)).token_logprobs is None
+async def test_token_logprobs_are_left_out_unless_asked_for(setup: Setup) -> None:
+    setup.answer(stub_answer(values=[0, -1, -2, -3]))
+    assert (await setup.score(CALL)).token_logprobs is None
 
 
-async def test_texts_with_embeddings_are_encoded_apart(
-    frontend: ScoreFrontend, link: StubLink
-) -> None:
-    _answer_soon(frontend, link, stub_answer(values=[0, -1, -2, -3]))
-    link.first_tokens = [1]
+async def test_texts_with_embeddings_are_encoded_apart(setup: Setup) -> None:
+    setup.answer(stub_answer(values=[0, -1, -2, -3]))
+    setup.link.first_tokens = [1]
     call = ScoreCall(
         "q!",
         ["a!", "b"],
@@ -188,82 +160,74 @@ async def test_texts_with_embeddings_are_encoded_apart(
         query_embed_overrides=[np.ones(HIDDEN, np.float16)],
         item_embed_overrides=[np.zeros((1, HIDDEN), np.float16), None],
     )
-    await frontend.score(call)
-    ((_, rows),) = link.sent
+    await setup.score(call)
+    rows = setup.sent_rows()
     assert rows.prefix_len == 3
     assert rows.tokens.tolist() == [1, ord("q"), -1, ord("a"), -2, ord("b")]
     assert rows.overrides.tolist() == [[1.0] * HIDDEN, [0.0] * HIDDEN]
-    assert link.encoding_threads[0] is not threading.main_thread()
+    assert setup.link.encoding_threads[0] is not threading.main_thread()
 
 
 @pytest.mark.parametrize(
     ("query", "items"), [([1, 2], [[9, 3, 9], [9]]), ("\1\2", ["\t\3\t", "\t"])]
 )
-async def test_setwise_calls_get_a_matrix_an_item(
-    frontend: ScoreFrontend, link: StubLink, query: Any, items: Any
-) -> None:
-    _answer_soon(frontend, link, stub_answer(values=[0, -1, -2, -3, -4, -5]))
+async def test_setwise_calls_get_a_matrix_an_item(setup: Setup, query: Any, items: Any) -> None:
+    setup.answer(stub_answer(values=[0, -1, -2, -3, -4, -5]))
     call = ScoreCall(query, items, [7, 8], score_extraction_token_id=9)
-    scored = await frontend.score(call)
+    scored = await setup.score(call)
     assert [len(matrix) for matrix in scored.scores] == [2, 1]
     assert scored.scores[1] == [pytest.approx([np.exp(-4), np.exp(-5)])]
-    ((_, rows),) = link.sent
+    rows = setup.sent_rows()
     assert (rows.prefix_len, rows.read_lens.tolist()) == (2, [3, 1])
 
 
 @pytest.mark.parametrize(("query", "items"), [([9], [[9]]), ("\t", ["\t"]), ([1], [[2]])])
 async def test_setwise_calls_that_stock_refuses_are_not_sent(
-    frontend: ScoreFrontend, link: StubLink, query: Any, items: Any
+    setup: Setup, query: Any, items: Any
 ) -> None:
     with pytest.raises(StockPathTaken, match="unusual_input"):
-        await frontend.score(ScoreCall(query, items, [7], score_extraction_token_id=9))
-    assert link.sent == []
+        await setup.score(ScoreCall(query, items, [7], score_extraction_token_id=9))
+    assert setup.link.sent == []
 
 
 @pytest.mark.parametrize("stacked", [False, True])
-async def test_setwise_calls_bring_embeddings(
-    frontend: ScoreFrontend, link: StubLink, stacked: bool
-) -> None:
+async def test_setwise_calls_bring_embeddings(setup: Setup, stacked: bool) -> None:
     """Some embeddings are at extraction tokens, because the placeholder is one."""
-    _answer_soon(frontend, link, stub_answer(values=[0, -1, -2]))
+    setup.answer(stub_answer(values=[0, -1, -2]))
     own = [np.ones((1, HIDDEN), np.float16), np.zeros((2, HIDDEN), np.float16)]
     embeds = {"stacked_query_item_embed_overrides" if stacked else "item_embed_overrides": own}
     call = ScoreCall([1], [[9, 3], [9, 2, 9]], [7], score_extraction_token_id=9)
     call = replace(call, embed_override_token_id=9, return_token_logprobs=True, **embeds)
-    scored = await frontend.score(call)
+    scored = await setup.score(call)
     assert [len(matrix) for matrix in scored.scores] == [1, 2]
     assert scored.token_logprobs == []  # SGLang shows none
-    ((_, rows),) = link.sent
+    rows = setup.sent_rows()
     assert rows.tokens.tolist() == [1, -1, 3, -2, 2, -2]
     assert (rows.prefix_len, rows.read_lens.tolist()) == (1, [2, 3])
     assert rows.read.lens.tolist() == [1, 0, 1, 0, 1]
     for fields in ({"query": [9]}, {"score_extraction_token_id": 3}):
         with pytest.raises(StockPathTaken, match="unusual_input"):
-            await frontend.score(replace(call, **fields))
+            await setup.score(replace(call, **fields))
 
 
-async def test_embeddings_that_stock_refuses_are_not_sent(
-    frontend: ScoreFrontend, link: StubLink
-) -> None:
+async def test_embeddings_that_stock_refuses_are_not_sent(setup: Setup) -> None:
     ones = [np.ones(HIDDEN)] * 2
     call = replace(CALL, embed_override_token_id=1, query_embed_overrides=ones)
     for wrong in (call, replace(call, query=[1, -1], query_embed_overrides=ones[:1])):
         with pytest.raises(StockPathTaken, match="unusual_input"):
-            await frontend.score(wrong)
+            await setup.score(wrong)
     with pytest.raises(RequestError, match="shape"):
-        await frontend.score(replace(call, query_embed_overrides=[np.ones(3)]))
-    assert link.sent == []
-    assert _nothing_is_left(frontend, link)
+        await setup.score(replace(call, query_embed_overrides=[np.ones(3)]))
+    assert setup.link.sent == []
+    assert setup.is_idle()
 
 
-async def test_softmax_and_temperature_reach_the_scores(
-    frontend: ScoreFrontend, link: StubLink
-) -> None:
-    _answer_soon(frontend, link, stub_answer(values=[-1, -1, -1, -3]))
-    call = ScoreCall(CALL.query, CALL.items, [7, 8], apply_softmax=True, temperature=2.0)
+async def test_softmax_and_temperature_reach_the_scores(setup: Setup) -> None:
+    setup.answer(stub_answer(values=[-1, -1, -1, -3]))
+    call = replace(CALL, apply_softmax=True, temperature=2.0)
     share = 1 / (1 + np.exp(-1))
     expected = [[0.5, 0.5], [pytest.approx(share), pytest.approx(1 - share)]]
-    assert (await frontend.score(call)).scores == expected
+    assert (await setup.score(call)).scores == expected
 
 
 @pytest.mark.parametrize(
@@ -271,75 +235,65 @@ async def test_softmax_and_temperature_reach_the_scores(
     [(False, False, True), (False, True, True), (True, True, True), (True, False, False)],
 )
 async def test_the_vocabulary_is_normalised_over_only_where_the_answer_shows_it(
-    frontend: ScoreFrontend,
-    link: StubLink,
+    setup: Setup,
     apply_softmax: bool,
     return_token_logprobs: bool,
     normalised: bool,
 ) -> None:
-    _answer_soon(frontend, link, stub_answer(values=[0, -1, -2, -3]))
-    call = ScoreCall(
-        CALL.query,
-        CALL.items,
-        [7, 8],
+    setup.answer(stub_answer(values=[0, -1, -2, -3]))
+    call = replace(
+        CALL,
         apply_softmax=apply_softmax,
         return_token_logprobs=return_token_logprobs,
     )
-    await frontend.score(call)
-    ((_, rows),) = link.sent
-    assert rows.read.normalised is normalised
+    await setup.score(call)
+    assert setup.sent_rows().read.normalised is normalised
 
 
-async def test_a_decline_takes_the_stock_path_and_is_remembered(
-    frontend: ScoreFrontend, link: StubLink
-) -> None:
-    _answer_soon(frontend, link, stub_answer("declined", "pooling"))
+async def test_a_decline_takes_the_stock_path_and_is_remembered(setup: Setup) -> None:
+    setup.answer(stub_answer("declined", "pooling"))
     for _ in range(3):
         with pytest.raises(StockPathTaken) as taken:
-            await frontend.score(CALL)
+            await setup.score(CALL)
         assert taken.value.reason == "pooling"
-    assert len(link.sent) == 1
-    assert link.aborted == []
-    assert _nothing_is_left(frontend, link)
+    assert len(setup.link.sent) == 1
+    assert setup.link.aborted == []
+    assert setup.is_idle()
 
 
 async def test_what_is_computed_to_nan_takes_the_stock_path_and_nothing_else_does(
-    frontend: ScoreFrontend, link: StubLink
+    setup: Setup,
 ) -> None:
-    _answer_soon(frontend, link, stub_answer("not_finite", "beyond float16"))
+    setup.answer(stub_answer("not_finite", "beyond float16"))
     with pytest.raises(StockPathTaken) as taken:
-        await frontend.score(CALL)
+        await setup.score(CALL)
     assert taken.value.reason == "not_finite"
-    _answer_soon(frontend, link, stub_answer(values=[0, -1, -2, -3]))
-    await frontend.score(CALL)
-    assert _nothing_is_left(frontend, link)
+    setup.answer(stub_answer(values=[0, -1, -2, -3]))
+    await setup.score(CALL)
+    assert setup.is_idle()
 
 
-async def test_a_prefix_without_room_takes_the_stock_path_this_time(
-    frontend: ScoreFrontend, link: StubLink
-) -> None:
-    _answer_soon(frontend, link, stub_answer("no_room", "no room for the prefix"))
+async def test_a_prefix_without_room_takes_the_stock_path_this_time(setup: Setup) -> None:
+    setup.answer(stub_answer("no_room", "no room for the prefix"))
     with pytest.raises(StockPathTaken) as taken:
-        await frontend.score(CALL)
+        await setup.score(CALL)
     assert taken.value.reason == "no_kv_room"
-    _answer_soon(frontend, link, stub_answer(values=[0, -1, -2, -3]))
-    await frontend.score(CALL)
-    assert len(link.sent) == 2
+    setup.answer(stub_answer(values=[0, -1, -2, -3]))
+    await setup.score(CALL)
+    assert len(setup.link.sent) == 2
 
 
-async def test_a_row_that_fits_no_forward_takes_the_stock_path_alone(
-    frontend: ScoreFrontend, link: StubLink
-) -> None:
-    _answer_soon(frontend, link, stub_answer("unfit", "too long", longest_row=1))
+async def test_a_row_that_fits_no_forward_takes_the_stock_path_alone(setup: Setup) -> None:
+    setup.answer(stub_answer("unfit", "too long", longest_row=1))
     for _ in range(2):
         with pytest.raises(StockPathTaken) as taken:
-            await frontend.score(CALL)
+            await setup.score(CALL)
         assert taken.value.reason == "row_over_budget"
-    assert len(link.sent) == 1, "what did not fit once never will"
-    _answer_soon(frontend, link, stub_answer(values=[0, -1, -2, -3]))
-    await frontend.score(replace(CALL, items=[[3], [4]]))
-    assert len(link.sent) == 2
-    assert _nothing_is_left(frontend, link)
+    assert len(setup.link.sent) == 1, "what did not fit once never will"
+    setup.answer(stub_answer(values=[0, -1, -2, -3]))
+    await setup.score(replace(CALL, items=[[3], [4]]))
+    assert len(setup.link.sent) == 2
+    assert setup.is_idle()
 
 
 @pytest.mark.parametrize(
@@ -352,72 +306,64 @@ async def test_a_row_that_fits_no_forward_takes_the_stock_path_alone(
     ],
 )
 async def test_an_unhappy_end_raises_its_error_and_leaves_the_path_open(
-    frontend: ScoreFrontend, link: StubLink, status: str, error: type[PrefillExtError]
+    setup: Setup, status: str, error: type[PrefillExtError]
 ) -> None:
-    _answer_soon(frontend, link, stub_answer(status, "what happened"))
+    setup.answer(stub_answer(status, "what happened"))
     for _ in range(2):
         with pytest.raises(error, match="what happened"):
-            await frontend.score(CALL)
-    assert len(link.sent) == 2
-    assert link.aborted == []
-    assert frontend.path.metrics.as_dict()["requests"] == {}
-    assert _nothing_is_left(frontend, link)
+            await setup.score(CALL)
+    assert len(setup.link.sent) == 2
+    assert setup.link.aborted == []
+    assert setup.metrics.as_dict()["requests"] == {}
+    assert setup.is_idle()
 
 
-async def test_a_rejected_client_learns_when_to_come_again(
-    frontend: ScoreFrontend, link: StubLink
-) -> None:
-    _answer_soon(frontend, link, stub_answer("rejected", "busy", retry_after_s=2.5))
+async def test_a_rejected_client_learns_when_to_come_again(setup: Setup) -> None:
+    setup.answer(stub_answer("rejected", "busy", retry_after_s=2.5))
     with pytest.raises(ServerBusyError) as busy:
-        await frontend.score(CALL)
+        await setup.score(CALL)
     assert busy.value.retry_after_s == 2.5
 
 
-async def test_a_deadline_passes_before_the_engine_takes_requests_again(
-    frontend: ScoreFrontend, link: StubLink
-) -> None:
-    link.is_open.clear()
+async def test_a_deadline_passes_before_the_engine_takes_requests_again(setup: Setup) -> None:
+    setup.link.is_open.clear()
     options = RequestOptions(deadline_ms=time.time() * 1e3 + 20)
     with pytest.raises(DeadlineExceededError, match="took no requests"):
-        await frontend.score(CALL, options)
-    assert link.sent == []
-    assert _nothing_is_left(frontend, link)
+        await setup.score(CALL, options)
+    assert setup.link.sent == []
+    assert setup.is_idle()
 
 
-async def test_options_reach_the_scheduler(frontend: ScoreFrontend, link: StubLink) -> None:
-    _answer_soon(frontend, link, stub_answer(values=[0, -1, -2, -3]))
+async def test_options_reach_the_scheduler(setup: Setup) -> None:
+    setup.answer(stub_answer(values=[0, -1, -2, -3]))
     options = RequestOptions(priority=3, deadline_ms=time.time() * 1e3 + 60_000)
-    await frontend.score(CALL, options)
-    await frontend.score(CALL)
-    assert link.options == [options, RequestOptions()]
+    await setup.score(CALL, options)
+    await setup.score(CALL)
+    assert setup.link.options == [options, RequestOptions()]
 
 
-async def test_a_client_that_leaves_is_aborted_once(
-    frontend: ScoreFrontend, link: StubLink
-) -> None:
-    call = ScoreCall(CALL.query, CALL.items, [7, 8], request=StubRequest(patience=3))
+async def test_a_client_that_leaves_is_aborted_once(setup: Setup) -> None:
+    call = replace(CALL, request=StubRequest(patience=3))
     with pytest.raises(RequestAbortedError, match="disconnected"):
-        await frontend.score(call)
-    assert link.aborted == [link.sent[0][0]]
-    assert _nothing_is_left(frontend, link)
+        await setup.score(call)
+    assert setup.link.aborted == [setup.link.sent[0][0]]
+    assert setup.is_idle()
 
 
 @pytest.mark.parametrize("request_object", [None, StubRequest(patience=10**6)])
-async def test_a_cancelled_call_is_aborted_once(
-    frontend: ScoreFrontend, link: StubLink, request_object: Any
-) -> None:
-    call = ScoreCall(CALL.query, CALL.items, [7, 8], request=request_object)
-    task = asyncio.create_task(frontend.score(call))
-    await until(lambda: link.sent)
+async def test_a_cancelled_call_is_aborted_once(setup: Setup, request_object: Any) -> None:
+    call = replace(CALL, request=request_object)
+    task = asyncio.create_task(setup.score(call))
+    await until(lambda: setup.link.sent)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert link.aborted == [link.sent[0][0]]
-    assert _nothing_is_left(frontend, link)
+    assert setup.link.aborted == [setup.link.sent[0][0]]
+    assert setup.is_idle()
 
 
 async def test_a_call_cancelled_while_it_is_packed_sends_nothing(
-    frontend: ScoreFrontend, link: StubLink, monkeypatch: pytest.MonkeyPatch
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoding, go_on = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
@@ -427,67 +373,60 @@ async def test_a_call_cancelled_while_it_is_packed_sends_nothing(
         go_on.wait()
         return [[1] for _ in texts]
 
-    monkeypatch.setattr(link, "encode", slow_encode)
-    task = asyncio.create_task(frontend.score(ScoreCall("q", ["a"], [7])))
+    monkeypatch.setattr(setup.link, "encode", slow_encode)
+    task = asyncio.create_task(setup.score(ScoreCall("q", ["a"], [7])))
     await encoding.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     go_on.set()
-    assert link.sent == []
-    assert link.aborted == []
-    assert _nothing_is_left(frontend, link)
+    assert setup.link.sent == []
+    assert setup.link.aborted == []
+    assert setup.is_idle()
 
 
-async def test_a_message_that_cannot_be_sent_leaves_nothing_behind(
-    frontend: ScoreFrontend, link: StubLink
-) -> None:
+async def test_a_message_that_cannot_be_sent_leaves_nothing_behind(setup: Setup) -> None:
     def broken(rid: str, rows: PackedRows) -> None:
         raise OSError("socket closed")
 
-    link.on_send = broken
+    setup.link.on_send = broken
     with pytest.raises(OSError, match="socket closed"):
-        await frontend.score(CALL)
-    assert _nothing_is_left(frontend, link)
+        await setup.score(CALL)
+    assert setup.is_idle()
 
 
-async def test_late_and_unknown_answers_are_ignored(
-    frontend: ScoreFrontend, link: StubLink
-) -> None:
-    frontend.path.exchange.deliver("never-sent", stub_answer())
-    _answer_soon(frontend, link, stub_answer(values=[0, -1, -2, -3]))
-    await frontend.score(CALL)
-    frontend.path.exchange.deliver(link.sent[0][0], stub_answer("failed"))
-    assert _nothing_is_left(frontend, link)
+async def test_late_and_unknown_answers_are_ignored(setup: Setup) -> None:
+    setup.exchange.deliver("never-sent", stub_answer())
+    setup.answer(stub_answer(values=[0, -1, -2, -3]))
+    await setup.score(CALL)
+    setup.exchange.deliver(setup.link.sent[0][0], stub_answer("failed"))
+    assert setup.is_idle()
 
 
-async def test_the_first_of_two_answers_counts(frontend: ScoreFrontend, link: StubLink) -> None:
+async def test_the_first_of_two_answers_counts(setup: Setup) -> None:
     def answer_twice(rid: str, rows: PackedRows) -> None:
-        frontend.path.exchange.deliver(rid, stub_answer(values=[0, -1, -2, -3]))
-        frontend.path.exchange.deliver(rid, stub_answer("failed"))
+        setup.exchange.deliver(rid, stub_answer(values=[0, -1, -2, -3]))
+        setup.exchange.deliver(rid, stub_answer("failed"))
 
-    link.on_send = answer_twice
-    assert (await frontend.score(CALL)).scores[0][0] == 1.0
+    setup.link.on_send = answer_twice
+    assert (await setup.score(CALL)).scores[0][0] == 1.0
 
 
-async def test_concurrent_calls_get_their_own_answers(
-    frontend: ScoreFrontend, link: StubLink
-) -> None:
+async def test_concurrent_calls_get_their_own_answers(setup: Setup) -> None:
     calls = [ScoreCall([9], [[token], [1, 2]], [token]) for token in range(20)]
     tasks = [
-        asyncio.create_task(frontend.score(call), name=str(token))
-        for token, call in enumerate(calls)
+        asyncio.create_task(setup.score(call), name=str(token)) for token, call in enumerate(calls)
     ]
-    await until(lambda: len(link.sent) == len(calls))
-    assert frontend.path.exchange.in_flight == len(calls)
-    assert len({rid for rid, _ in link.sent}) == len(calls)
-    for rid, rows in random.Random(3).sample(link.sent, len(calls)):
+    await until(lambda: len(setup.link.sent) == len(calls))
+    assert setup.exchange.in_flight == len(calls)
+    assert len({rid for rid, _ in setup.link.sent}) == len(calls)
+    for rid, rows in random.Random(3).sample(setup.link.sent, len(calls)):
         label = float(rows.read.ids[0])
-        frontend.path.exchange.deliver(rid, stub_answer(values=[-label, -label - 1]))
+        setup.exchange.deliver(rid, stub_answer(values=[-label, -label - 1]))
     scored: list[Scored] = await asyncio.gather(*tasks)
     for token, result in enumerate(scored):
         assert result.scores == [[np.exp(-float(token))], [np.exp(-float(token) - 1)]]
-    assert _nothing_is_left(frontend, link)
+    assert setup.is_idle()
 
 
 @pytest.mark.parametrize(
@@ -495,13 +434,13 @@ async def test_concurrent_calls_get_their_own_answers(
     [(False, ["Frage: ä", "Frage: 日本"]), (True, ["äFrage: ", "日本Frage: "])],
 )
 async def test_texts_are_encoded_in_one_call_off_the_event_loop(
-    frontend: ScoreFrontend, link: StubLink, item_first: bool, texts: list[str]
+    setup: Setup, item_first: bool, texts: list[str]
 ) -> None:
-    _answer_soon(frontend, link, stub_answer(values=[0, -1]))
-    await frontend.score(ScoreCall("Frage: ", ["ä", "日本"], [7], item_first=item_first))
-    assert link.encoded == [texts]
-    assert link.encoding_threads != [threading.current_thread()]
-    ((_, rows),) = link.sent
+    setup.answer(stub_answer(values=[0, -1]))
+    await setup.score(ScoreCall("Frage: ", ["ä", "日本"], [7], item_first=item_first))
+    assert setup.link.encoded == [texts]
+    assert setup.link.encoding_threads != [threading.current_thread()]
+    rows = setup.sent_rows()
     assert rows.num_prompt_tokens == sum(len(text.encode()) for text in texts)
 
 
@@ -515,22 +454,22 @@ async def test_texts_are_encoded_in_one_call_off_the_event_loop(
     ],
 )
 async def test_a_text_that_no_tokenizer_reads_is_named(
-    frontend: ScoreFrontend, link: StubLink, monkeypatch: pytest.MonkeyPatch, call: ScoreCall
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, call: ScoreCall
 ) -> None:
     def encode(*_texts: Any, **_how: Any) -> Any:
         raise TypeError("TextEncodeInput must be Union[TextInputSequence, ...]")
 
-    monkeypatch.setattr(link, "encode", encode)
+    monkeypatch.setattr(setup.link, "encode", encode)
     with pytest.raises(WrongTypeError, match=r"'.?\\ud800' has lone surrogates"):
-        await frontend.score(call)
+        await setup.score(call)
     with pytest.raises(TypeError, match="TextEncodeInput"):
-        await frontend.score(ScoreCall("a", ["b"], [7]))
+        await setup.score(ScoreCall("a", ["b"], [7]))
 
 
-async def test_a_lone_text_item_needs_no_query(frontend: ScoreFrontend, link: StubLink) -> None:
-    _answer_soon(frontend, link, stub_answer(values=[0]))
-    await frontend.score(ScoreCall(items="alone", label_token_ids=[7]))
-    assert link.encoded == [["alone"]]
+async def test_a_lone_text_item_needs_no_query(setup: Setup) -> None:
+    setup.answer(stub_answer(values=[0]))
+    await setup.score(ScoreCall(items="alone", label_token_ids=[7]))
+    assert setup.link.encoded == [["alone"]]
 
 
 @pytest.mark.parametrize(
@@ -544,7 +483,7 @@ async def test_a_lone_text_item_needs_no_query(frontend: ScoreFrontend, link: St
     ids=["small", "long query", "long items", "query repeated in every row"],
 )
 async def test_many_token_ids_are_packed_off_the_event_loop(
-    link: StubLink, monkeypatch: pytest.MonkeyPatch, call: ScoreCall, on_the_loop: bool
+    monkeypatch: pytest.MonkeyPatch, call: ScoreCall, on_the_loop: bool
 ) -> None:
     threads: list[threading.Thread] = []
 
@@ -553,14 +492,14 @@ async def test_many_token_ids_are_packed_off_the_event_loop(
         return pack_token_ids(*args)
 
     monkeypatch.setattr(score_frontend, "pack_token_ids", noting_pack)
-    frontend = _frontend(link, max_forward_tokens=50_000)
-    _answer_soon(frontend, link, stub_answer(values=[0] * call.num_items))
-    await frontend.score(call)
+    setup = Setup(max_forward_tokens=50_000)
+    setup.answer(stub_answer(values=[0] * call.num_items))
+    await setup.score(call)
     assert [thread is threading.current_thread() for thread in threads] == [on_the_loop]
 
 
 async def test_large_answers_become_objects_off_the_event_loop(
-    link: StubLink, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     threads: list[threading.Thread] = []
     scored = score_frontend.scored_of
@@ -570,11 +509,11 @@ async def test_large_answers_become_objects_off_the_event_loop(
         return scored(*args)
 
     monkeypatch.setattr(score_frontend, "scored_of", noting)
-    frontend = _frontend(link)
+    setup = Setup()
     for items in (100, 101):
         values = [0.0] * 200 * items
-        _answer_soon(frontend, link, stub_answer(values=values))
-        found = await frontend.score(ScoreCall([1], [[2]] * items, list(range(200))))
+        setup.answer(stub_answer(values=values))
+        found = await setup.score(ScoreCall([1], [[2]] * items, list(range(200))))
         assert found.scores == [[1.0] * 200] * items
     assert [thread is threading.current_thread() for thread in threads] == [True, False]
 
@@ -601,24 +540,24 @@ def test_too_many_items_are_refused() -> None:
     ],
 )
 async def test_other_calls_take_the_stock_path_and_send_nothing(
-    link: StubLink, call: ScoreCall, knobs: dict[str, Any], reason: str
+    call: ScoreCall, knobs: dict[str, Any], reason: str
 ) -> None:
-    frontend = _frontend(link, **knobs)
+    setup = Setup(**knobs)
     with pytest.raises(StockPathTaken) as taken:
-        await frontend.score(call)
+        await setup.score(call)
     assert taken.value.reason == reason
-    assert link.sent == []
-    assert _nothing_is_left(frontend, link)
+    assert setup.link.sent == []
+    assert setup.is_idle()
 
 
 async def test_calls_that_would_change_the_rotation_of_others_take_the_stock_path(
-    link: StubLink,
+    setup: Setup,
 ) -> None:
-    link.longest_packed = 4
+    setup.link.longest_packed = 4
     for item, reason in (([3, 3, 3, 3], "long_rope"), ([3] * 100_000, "prompt_too_long")):
         with pytest.raises(StockPathTaken, match=reason):
-            await _frontend(link).score(ScoreCall([1], [[2], item], [7]))
-    assert link.sent == []
+            await setup.score(ScoreCall([1], [[2], item], [7]))
+    assert setup.link.sent == []
 
 
 LONG = [5] * 1000
@@ -646,37 +585,39 @@ FLAT = FlatRows(int_array([5] * 400), int_array([1] * 400))
     ids="lists arrays texts labels own-labels anchors anchor-prompts anchor-texts".split(),
 )
 async def test_a_call_that_alone_takes_too_much_memory_is_refused(
-    link: StubLink, call: ScoreCall, words: str
+    call: ScoreCall, words: str
 ) -> None:
-    frontend = _frontend(link, max_queued_mib=1)
+    setup = Setup(max_queued_mib=1)
     with pytest.raises(RequestError, match=f"items: {words}.* limit of 1.*max-queued-mib"):
-        await frontend.score(call)
-    assert link.sent == []
-    assert _nothing_is_left(frontend, link)
+        await setup.score(call)
+    assert setup.link.sent == []
+    assert setup.is_idle()
 
 
 @pytest.mark.parametrize("item_first", [False, True])
 @pytest.mark.parametrize("items", [[[2]] * 3, FlatRows(int_array([2] * 3), int_array([1] * 3))])
 async def test_prompts_that_are_too_long_are_not_repeated_to_be_refused(
-    link: StubLink, item_first: bool, items: Any
+    item_first: bool, items: Any
 ) -> None:
     query: Any = int_array([1] * 100_000) if isinstance(items, FlatRows) else [1] * 100_000
     call = ScoreCall(query, items, [7], item_first=item_first)
-    for knobs in ({}, {"truncates": True, "max_queued_tokens": 300_000}):
-        with pytest.raises(StockPathTaken, match="prompt_too_long"):
-            await _frontend(link, **knobs).score(call)
-    with pytest.raises(RequestError, match="a prompt has 100001 tokens, the model takes 100000"):
-        await _frontend(link, max_queued_tokens=300_000).score(call)
-    assert link.encoded == link.sent == []
+    too_long = "a prompt has 100001 tokens, the model takes 100000"
+    for error, words, settings in (
+        (StockPathTaken, "prompt_too_long", {}),
+        (StockPathTaken, "prompt_too_long", {"truncates": True, "max_queued_tokens": 300_000}),
+        (RequestError, too_long, {"max_queued_tokens": 300_000}),
+    ):
+        setup = Setup(**settings)
+        with pytest.raises(error, match=words):
+            await setup.score(call)
+        assert setup.link.encoded == setup.link.sent == []
 
 
 @pytest.mark.parametrize("item_first", [False, True])
-async def test_texts_that_were_encoded_go_down_the_stock_path_as_ids(
-    link: StubLink, item_first: bool
-) -> None:
+async def test_texts_that_were_encoded_go_down_the_stock_path_as_ids(item_first: bool) -> None:
     call = ScoreCall("query ", ["a", "item b"], [7], item_first=item_first, apply_softmax=True)
     with pytest.raises(StockPathTaken) as taken:
-        await _frontend(link, max_forward_tokens=4).score(call)
+        await Setup(max_forward_tokens=4).score(call)
     found = taken.value.call
     ids = [item + found.query if item_first else found.query + item for item in found.items]
     prompts = [bytes(each).decode() for each in ids]
@@ -689,11 +630,9 @@ async def test_texts_that_were_encoded_go_down_the_stock_path_as_ids(
     [ScoreCall([1], [[2], [3] * 5], [7]), ScoreCall("q", ["a" * 9], [7], image_data=[])],
     ids=["ids", "not encoded"],
 )
-async def test_other_calls_go_down_the_stock_path_as_they_are(
-    link: StubLink, call: ScoreCall
-) -> None:
+async def test_other_calls_go_down_the_stock_path_as_they_are(call: ScoreCall) -> None:
     with pytest.raises(StockPathTaken) as taken:
-        await _frontend(link, max_forward_tokens=4).score(call)
+        await Setup(max_forward_tokens=4).score(call)
     assert taken.value.call is None
 
 
@@ -706,12 +645,10 @@ async def test_other_calls_go_down_the_stock_path_as_they_are(
     ],
     ids=["row at the budget", "longest prompt", "token ids need no tokenizer"],
 )
-async def test_calls_at_the_limit_are_packed(
-    link: StubLink, call: ScoreCall, knobs: dict[str, Any]
-) -> None:
-    frontend = _frontend(link, **knobs)
-    _answer_soon(frontend, link, stub_answer(values=[0, -1]))
-    assert len((await frontend.score(call)).scores) == 2
+async def test_calls_at_the_limit_are_packed(call: ScoreCall, knobs: dict[str, Any]) -> None:
+    setup = Setup(**knobs)
+    setup.answer(stub_answer(values=[0, -1]))
+    assert len((await setup.score(call)).scores) == 2
 
 
 @pytest.mark.parametrize(
@@ -723,17 +660,15 @@ async def test_calls_at_the_limit_are_packed(
     ],
     ids=["id outside the vocabulary", "no token ids", "no text"],
 )
-async def test_wrong_prompts_are_refused_and_send_nothing(
-    frontend: ScoreFrontend, link: StubLink, call: ScoreCall
-) -> None:
+async def test_wrong_prompts_are_refused_and_send_nothing(setup: Setup, call: ScoreCall) -> None:
     with pytest.raises(RequestError):
-        await frontend.score(call)
-    assert link.sent == []
-    assert _nothing_is_left(frontend, link)
+        await setup.score(call)
+    assert setup.link.sent == []
+    assert setup.is_idle()
 
 
-async def test_declined_from_the_start(frontend: ScoreFrontend, link: StubLink) -> None:
-    frontend.path.exchange.declined_reason = StockReason.NOT_GENERATION
+async def test_declined_from_the_start(setup: Setup) -> None:
+    setup.exchange.declined_reason = StockReason.NOT_GENERATION
     with pytest.raises(StockPathTaken, match="not_generation"):
-        await frontend.score(CALL)
-    assert link.sent == []
+        await setup.score(CALL)
+    assert setup.link.sent == []

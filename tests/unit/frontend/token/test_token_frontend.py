@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from sglang_prefill_ext.config import PrefillOnlyConfig, PrefixCaching
+from sglang_prefill_ext.config import PrefixCaching
 from sglang_prefill_ext.errors import (
     PackedForwardError,
     RequestAbortedError,
@@ -24,34 +24,19 @@ from sglang_prefill_ext.wire.arrays import int_array
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy
 from sglang_prefill_ext.wire.stock_reason import StockReason
-from tests.unit.frontend.links import StubLink, answer_at_once, path_of, stub_answer
+from tests.unit.frontend.links import PathSetup, stub_answer
 from tests.unit.frontend.token.token_requests import log_probs, tokenized, values_of
 from tests.unit.waiting import until
 
 
-class Setup:
+class Setup(PathSetup):
     """A front end whose scheduler answers at once."""
 
-    def __init__(
-        self,
-        answer: Callable[[PackedRows], PackedResult],
-        *,
-        watermarks: bool = False,
-        prefixes: PrefixPolicy | None = None,
-        max_row_tokens: int = 100,
-        **knobs: int,
-    ) -> None:
-        self.link = StubLink()
+    def __init__(self, answer: Callable[[PackedRows], PackedResult], **settings: Any) -> None:
+        super().__init__(**({"max_row_tokens": 100} | settings))
         self.link.admitted = 1  # by SGLang itself
-        config = PrefillOnlyConfig(**knobs)
-        about = {"watermarks": watermarks, "prefixes": prefixes}
-        path = path_of(self.link, config, max_row_tokens=max_row_tokens, **about)
-        self.exchange, self.metrics, self.frontend = (
-            path.exchange,
-            path.metrics,
-            TokenFrontend(path),
-        )
-        answer_at_once(self.link, self.exchange, answer)
+        self.frontend = TokenFrontend(self.path)
+        self.answer(answer)
 
     async def read(self, *calls: TokenCall, options: RequestOptions | None = None) -> list[Any]:
         asked = (self.frontend.read(each, options or RequestOptions()) for each in calls)
