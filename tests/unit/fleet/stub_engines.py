@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +22,7 @@ from sglang_prefill_ext.frontend.score.rerank import Reranking
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.status import Status
 from tests.unit.attach.engines import STATUS, StubEngine, facts
+from tests.unit.waiting import until
 
 TEMPLATE = "{{ messages[0].content }} {{ messages[1].content }}"
 
@@ -134,10 +135,3 @@ async def served(app: Any) -> AsyncIterator[str]:
             connection.shutdown()
         await until(lambda: not (state.connections or state.tasks))
         await server.lifespan.shutdown()
-
-
-async def until(done: Callable[[], bool]) -> None:
-    """Wait until `done`; the test fails if that never happens."""
-    async with asyncio.timeout(60):
-        while not done():  # noqa: ASYNC110 (nobody tells)
-            await asyncio.sleep(0.02)

@@ -31,7 +31,8 @@ from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.status import Status
 from sglang_prefill_ext.wire.stock_reason import StockReason
 from tests.unit.attach.engines import facts
-from tests.unit.fleet.stub_engines import Stub, an_offer, served, until
+from tests.unit.fleet.stub_engines import Stub, an_offer, served
+from tests.unit.waiting import until
 
 ITEMS = [[5 + n % 7] * (20 + n % 9) for n in range(60)]
 SCORE = {"query": [3, 4], "items": ITEMS, "label_token_ids": [5, 9]}

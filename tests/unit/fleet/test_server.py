@@ -17,8 +17,9 @@ from sglang_prefill_ext.fleet.settings import Engines, Settings
 from sglang_prefill_ext.grpc_frontend.prefill_pb2_grpc import PrefillStub
 from sglang_prefill_ext.process.children import module_command
 from sglang_prefill_ext.process.ports import free_port
-from tests.unit.fleet.stub_engines import Stub, served, until
+from tests.unit.fleet.stub_engines import Stub, served
 from tests.unit.grpc_frontend.calls import id_request
+from tests.unit.waiting import until
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 

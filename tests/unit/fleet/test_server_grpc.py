@@ -23,8 +23,9 @@ from sglang_prefill_ext.grpc_frontend.settings import Listening
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.process.ports import free_port
 from sglang_prefill_ext.wire.status import Status
-from tests.unit.fleet.stub_engines import Stub, an_offer, served, until
+from tests.unit.fleet.stub_engines import Stub, an_offer, served
 from tests.unit.grpc_frontend.calls import id_request
+from tests.unit.waiting import until
 
 ITEMS = [[5 + n % 7] * (20 + n % 9) for n in range(60)]
 GONE = "http://127.0.0.1:9"

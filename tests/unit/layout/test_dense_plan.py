@@ -9,30 +9,10 @@ import numpy as np
 from hypothesis import example, given, settings
 
 from sglang_prefill_ext.layout import tiling
-from sglang_prefill_ext.layout.dense_plan import (
-    AttentionPlan,
-    TileBatch,
-    plan_attention,
-)
+from sglang_prefill_ext.layout.dense_plan import AttentionPlan, TileBatch, plan_attention
 from sglang_prefill_ext.layout.tokens import ForwardLayout
 from tests.unit.attention.strategies import layout, layouts, whole_prompts
-
-Key = tuple[int, int]
-"""(-1, token) of the forward or (group, held token)."""
-
-
-def _expected(forward: ForwardLayout) -> list[Counter[Key]]:
-    """Which keys each token sees, each once."""
-    seen: list[Counter[Key]] = []
-    for index, span in enumerate(forward.groups):
-        prefix: list[Key] = [(index, token) for token in range(span.held)]
-        for segment, length in enumerate([span.fresh, *span.suffix_lens.tolist()]):
-            own: list[Key] = [(-1, len(seen) + i) for i in range(length)]
-            stops = range(1, length + 1) if forward.causal else [length] * length
-            seen.extend(Counter(prefix + own[:stop]) for stop in stops)
-            if segment == 0:
-                prefix = prefix + own
-    return seen
+from tests.unit.layout.visible_keys import Key, keys_seen
 
 
 def _planned(forward: ForwardLayout, plan: AttentionPlan) -> list[Counter[Key]]:
@@ -73,7 +53,7 @@ def _visible(batch: TileBatch) -> np.ndarray:
 @example(layout((1, 0, 600, 5), (0, 1, 600, 600)))
 @example(layout((0, 600, 5, 5), (700, 600), (600, 0, 600, 600), (9, 0, 600, 600)))
 def test_every_token_sees_what_it_should_once(forward: ForwardLayout) -> None:
-    assert _planned(forward, plan_attention(forward)) == _expected(forward)
+    assert _planned(forward, plan_attention(forward)) == [*map(Counter, keys_seen(forward))]
 
 
 @settings(deadline=None)

@@ -16,9 +16,7 @@ from sglang_prefill_ext.layout.kernel_plan import (
 )
 from sglang_prefill_ext.layout.tokens import ForwardLayout, GroupSpan
 from tests.unit.attention.strategies import layout, layouts, whole_prompts
-
-Key = tuple[str, int]
-"""("token", token of the forward) or (group as text, held token)."""
+from tests.unit.layout.visible_keys import Key, held_keys, keys_seen
 
 FORWARD = layout((5, 4, 3, 3), (0, 2, 1))
 
@@ -34,20 +32,6 @@ def planned(draw: st.DrawFn) -> tuple[ForwardLayout, np.ndarray | None, int]:
     return forward, queries, draw(st.sampled_from([1, 2, 8, 32]))
 
 
-def _expected(forward: ForwardLayout) -> list[list[Key]]:
-    """The keys that each token sees."""
-    seen: list[list[Key]] = []
-    for index, span in enumerate(forward.groups):
-        prefix: list[Key] = [(str(index), token) for token in range(span.held)]
-        for segment, length in enumerate([span.fresh, *span.suffix_lens.tolist()]):
-            own: list[Key] = [("token", len(seen) + i) for i in range(length)]
-            stops = range(1, length + 1) if forward.causal else [length] * length
-            seen.extend(prefix + own[:stop] for stop in stops)
-            if segment == 0:
-                prefix = prefix + own
-    return seen
-
-
 def _seen(plan: KernelPlan, tile: np.ndarray, query: int, cached: list[Key]) -> list[Key]:
     """The keys of one query as the kernel walks them."""
     _, _, fresh_start, fresh_stop, own_start, own_stop, page_offset, cached_len, _, _ = (
@@ -56,7 +40,7 @@ def _seen(plan: KernelPlan, tile: np.ndarray, query: int, cached: list[Key]) -> 
     first, last = plan.segment_start[query], plan.query_token[query]
     own = [token for token in range(own_start, own_stop) if first <= token <= last]
     return cached[page_offset : page_offset + cached_len] + [
-        ("token", token) for token in [*range(fresh_start, fresh_stop), *own]
+        (-1, token) for token in [*range(fresh_start, fresh_stop), *own]
     ]
 
 
@@ -71,8 +55,7 @@ def test_every_query_is_in_one_tile_and_sees_what_it_should(
     plan = plan_tiles(forward, block_tokens=block_tokens, queries=queries, chunk=chunk)
     wanted = list(range(forward.num_tokens)) if queries is None else queries.tolist()
     assert plan.query_token.tolist() == forward.last_keys()[wanted].tolist()
-    cached = [(str(i), token) for i, g in enumerate(forward.groups) for token in range(g.held)]
-    expected, positions = _expected(forward), forward.positions()
+    cached, expected, positions = held_keys(forward), keys_seen(forward), forward.positions()
     placed: list[int] = []
     for tile in plan.tiles:
         for query in range(tile[0], tile[1]):

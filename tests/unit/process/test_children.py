@@ -9,6 +9,7 @@ import pytest
 
 from sglang_prefill_ext.process.children import module_command
 from tests.integration.support.client import wait_until
+from tests.unit.process.processes import alive
 
 ROOT = Path(__file__).parents[3]
 SERVICER = "sglang_prefill_ext.grpc_frontend.servicer"
@@ -52,13 +53,6 @@ print(child.pid, flush=True)
 sys.stdin.read()
 """
 CHILD = "print('ready', flush=True); import time; time.sleep(600)"
-
-
-def alive(pid: int) -> bool:
-    try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])

@@ -4,6 +4,8 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 from sglang_prefill_ext.process import supervisor as module
 from sglang_prefill_ext.process.supervisor import Supervisor
+from tests.unit.process.processes import alive
 from tests.unit.waiting import until
 
 SLEEPER = "import time; time.sleep(600)"
@@ -31,24 +34,25 @@ def command(code: str, *args: object) -> list[str]:
     return [sys.executable, "-c", code, *map(str, args)]
 
 
-def alive(pid: int) -> bool:
-    try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
+@asynccontextmanager
+async def running(supervisor: Supervisor) -> AsyncIterator[asyncio.Future[None]]:
+    """Let it supervise until the block is left."""
+    stop = asyncio.Event()
+    supervising = asyncio.ensure_future(supervisor.run(stop))
+    yield supervising
+    stop.set()
+    await supervising
 
 
 async def test_what_dies_is_started_again_and_the_others_live_on() -> None:
-    supervisor, stop = Supervisor(command(SLEEPER), 2, grace_s=10), asyncio.Event()
-    running = asyncio.ensure_future(supervisor.run(stop))
-    await until(lambda: len(supervisor.pids) == 2)
-    before = dict(supervisor.pids)
-    os.kill(before[0], signal.SIGKILL)
-    await until(lambda: supervisor.pids[0] != before[0])
-    assert supervisor.pids[1] == before[1]
-    assert alive(before[1])
-    stop.set()
-    await running
+    supervisor = Supervisor(command(SLEEPER), 2, grace_s=10)
+    async with running(supervisor):
+        await until(lambda: len(supervisor.pids) == 2)
+        before = dict(supervisor.pids)
+        os.kill(before[0], signal.SIGKILL)
+        await until(lambda: supervisor.pids[0] != before[0])
+        assert supervisor.pids[1] == before[1]
+        assert alive(before[1])
     assert not any(map(alive, [*before.values(), *supervisor.pids.values()]))
 
 
@@ -56,11 +60,8 @@ async def test_one_that_cannot_live_is_left_dead_for_longer_and_longer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     supervisor = Supervisor(command("raise SystemExit(3)"), 1, grace_s=1)
-    stop = asyncio.Event()
-    running = asyncio.ensure_future(supervisor.run(stop))
-    await until(lambda: caplog.text.count("ended with 3") >= 4, timeout_s=60)
-    stop.set()
-    await running
+    async with running(supervisor):
+        await until(lambda: caplog.text.count("ended with 3") >= 4, timeout_s=60)
     waits = [str(record.args[2]) for record in caplog.records if isinstance(record.args, tuple)]
     assert waits[:4] == ["0.01", "0.02", "0.04", "0.05"]
 
@@ -68,12 +69,9 @@ async def test_one_that_cannot_live_is_left_dead_for_longer_and_longer(
 async def test_one_that_does_not_go_is_killed(tmp_path: Path) -> None:
     started = tmp_path / "started"
     supervisor = Supervisor(command(STUBBORN, started), 1, grace_s=0.2)
-    stop = asyncio.Event()
-    running = asyncio.ensure_future(supervisor.run(stop))
-    await until(started.exists)
-    (pid,) = supervisor.pids.values()
-    stop.set()
-    await running
+    async with running(supervisor):
+        await until(started.exists)
+        (pid,) = supervisor.pids.values()
     assert not alive(pid)
 
 
@@ -101,16 +99,13 @@ async def test_what_is_said_reaches_every_process_and_those_that_start_later(
     heard = tmp_path / "heard"
     heard.touch()
     supervisor = Supervisor(command(code, heard), 2, grace_s=10)
-    stop = asyncio.Event()
     supervisor.say(b"one")
-    running = asyncio.ensure_future(supervisor.run(stop))
-    await until(lambda: heard.read_text().count("one") == 2)
-    supervisor.say(b"two")
-    await until(lambda: heard.read_text().count("two") == 2)
-    os.kill(supervisor.pids[0], signal.SIGKILL)
-    await until(lambda: heard.read_text().count("two") == 3)
-    stop.set()
-    await running
+    async with running(supervisor):
+        await until(lambda: heard.read_text().count("one") == 2)
+        supervisor.say(b"two")
+        await until(lambda: heard.read_text().count("two") == 2)
+        os.kill(supervisor.pids[0], signal.SIGKILL)
+        await until(lambda: heard.read_text().count("two") == 3)
     assert heard.read_text().count("one") == 2
 
 
@@ -121,11 +116,9 @@ async def test_processes_have_variables_besides_those_of_this_one(
     seen = tmp_path / "seen"
     code = "import os, sys; open(sys.argv[1], 'a').write(os.environ['ONE'] + os.environ['TWO'])"
     env = {"TWO": "2\n"}
-    supervisor, stop = Supervisor(command(code, seen), 1, grace_s=1, env=env), asyncio.Event()
-    running = asyncio.ensure_future(supervisor.run(stop))
-    await until(lambda: seen.exists() and seen.read_text().startswith("12\n"), timeout_s=60)
-    stop.set()
-    await running
+    supervisor = Supervisor(command(code, seen), 1, grace_s=1, env=env)
+    async with running(supervisor):
+        await until(lambda: seen.exists() and seen.read_text().startswith("12\n"), timeout_s=60)
     assert "TWO" not in os.environ
 
 
@@ -140,13 +133,11 @@ async def test_a_process_that_cannot_be_started_now_is_started_later(
         return await start(*args, **options)
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", fail_first)
-    supervisor, stop = Supervisor(command(SLEEPER), 1, grace_s=10), asyncio.Event()
-    running = asyncio.ensure_future(supervisor.run(stop))
-    await until(lambda: supervisor.pids or running.done())
-    assert not running.done()
-    assert alive(supervisor.pids[0])
-    stop.set()
-    await running
+    supervisor = Supervisor(command(SLEEPER), 1, grace_s=10)
+    async with running(supervisor) as supervising:
+        await until(lambda: supervisor.pids or supervising.done())
+        assert not supervising.done()
+        assert alive(supervisor.pids[0])
 
 
 SUPERVISING = """
