@@ -47,13 +47,13 @@ def text_request(query: str, *items: str) -> pb.ScoreRequest:
 @asynccontextmanager
 async def served(
     engine: StubEngine, path: Path, *tokens: str, most_bytes: int = 1 << 20
-) -> AsyncIterator[tuple[grpc.aio.Channel, FrontendMetrics]]:
-    """A channel to a front end that is attached to a stub."""
+) -> AsyncIterator[tuple[prefill_pb2_grpc.PrefillStub, FrontendMetrics]]:
+    """The methods of a front end that is attached to a stub engine."""
     async with (
         listening(engine, path, *tokens, most_bytes=most_bytes) as (address, metrics),
         grpc.aio.insecure_channel(address) as channel,
     ):
-        yield channel, metrics
+        yield prefill_pb2_grpc.PrefillStub(channel), metrics  # type: ignore[no-untyped-call]
 
 
 @asynccontextmanager

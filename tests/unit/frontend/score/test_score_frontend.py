@@ -53,6 +53,12 @@ class Setup(PathSetup):
     async def score(self, *call: Any) -> Scored:
         return await self.frontend.score(*call)
 
+    async def declined(self, call: ScoreCall) -> StockPathTaken:
+        """Why a call takes the stock path, which it must."""
+        with pytest.raises(StockPathTaken) as taken:
+            await self.score(call)
+        return taken.value
+
 
 @pytest.fixture
 def setup() -> Setup:
@@ -235,17 +241,10 @@ async def test_softmax_and_temperature_reach_the_scores(setup: Setup) -> None:
     [(False, False, True), (False, True, True), (True, True, True), (True, False, False)],
 )
 async def test_the_vocabulary_is_normalised_over_only_where_the_answer_shows_it(
-    setup: Setup,
-    apply_softmax: bool,
-    return_token_logprobs: bool,
-    normalised: bool,
+    setup: Setup, apply_softmax: bool, return_token_logprobs: bool, normalised: bool
 ) -> None:
     setup.answer(stub_answer(values=[0, -1, -2, -3]))
-    call = replace(
-        CALL,
-        apply_softmax=apply_softmax,
-        return_token_logprobs=return_token_logprobs,
-    )
+    call = replace(CALL, apply_softmax=apply_softmax, return_token_logprobs=return_token_logprobs)
     await setup.score(call)
     assert setup.sent_rows().read.normalised is normalised
 
@@ -253,9 +252,7 @@ async def test_the_vocabulary_is_normalised_over_only_where_the_answer_shows_it(
 async def test_a_decline_takes_the_stock_path_and_is_remembered(setup: Setup) -> None:
     setup.answer(stub_answer("declined", "pooling"))
     for _ in range(3):
-        with pytest.raises(StockPathTaken) as taken:
-            await setup.score(CALL)
-        assert taken.value.reason == "pooling"
+        assert (await setup.declined(CALL)).reason == "pooling"
     assert len(setup.link.sent) == 1
     assert setup.link.aborted == []
     assert setup.is_idle()
@@ -265,9 +262,7 @@ async def test_what_is_computed_to_nan_takes_the_stock_path_and_nothing_else_doe
     setup: Setup,
 ) -> None:
     setup.answer(stub_answer("not_finite", "beyond float16"))
-    with pytest.raises(StockPathTaken) as taken:
-        await setup.score(CALL)
-    assert taken.value.reason == "not_finite"
+    assert (await setup.declined(CALL)).reason == "not_finite"
     setup.answer(stub_answer(values=[0, -1, -2, -3]))
     await setup.score(CALL)
     assert setup.is_idle()
@@ -275,9 +270,7 @@ async def test_what_is_computed_to_nan_takes_the_stock_path_and_nothing_else_doe
 
 async def test_a_prefix_without_room_takes_the_stock_path_this_time(setup: Setup) -> None:
     setup.answer(stub_answer("no_room", "no room for the prefix"))
-    with pytest.raises(StockPathTaken) as taken:
-        await setup.score(CALL)
-    assert taken.value.reason == "no_kv_room"
+    assert (await setup.declined(CALL)).reason == "no_kv_room"
     setup.answer(stub_answer(values=[0, -1, -2, -3]))
     await setup.score(CALL)
     assert len(setup.link.sent) == 2
@@ -286,9 +279,7 @@ async def test_a_prefix_without_room_takes_the_stock_path_this_time(setup: Setup
 async def test_a_row_that_fits_no_forward_takes_the_stock_path_alone(setup: Setup) -> None:
     setup.answer(stub_answer("unfit", "too long", longest_row=1))
     for _ in range(2):
-        with pytest.raises(StockPathTaken) as taken:
-            await setup.score(CALL)
-        assert taken.value.reason == "row_over_budget"
+        assert (await setup.declined(CALL)).reason == "row_over_budget"
     assert len(setup.link.sent) == 1, "what did not fit once never will"
     setup.answer(stub_answer(values=[0, -1, -2, -3]))
     await setup.score(replace(CALL, items=[[3], [4]]))
@@ -543,9 +534,7 @@ async def test_other_calls_take_the_stock_path_and_send_nothing(
     call: ScoreCall, knobs: dict[str, Any], reason: str
 ) -> None:
     setup = Setup(**knobs)
-    with pytest.raises(StockPathTaken) as taken:
-        await setup.score(call)
-    assert taken.value.reason == reason
+    assert (await setup.declined(call)).reason == reason
     assert setup.link.sent == []
     assert setup.is_idle()
 
@@ -616,9 +605,7 @@ async def test_prompts_that_are_too_long_are_not_repeated_to_be_refused(
 @pytest.mark.parametrize("item_first", [False, True])
 async def test_texts_that_were_encoded_go_down_the_stock_path_as_ids(item_first: bool) -> None:
     call = ScoreCall("query ", ["a", "item b"], [7], item_first=item_first, apply_softmax=True)
-    with pytest.raises(StockPathTaken) as taken:
-        await Setup(max_forward_tokens=4).score(call)
-    found = taken.value.call
+    found: Any = (await Setup(max_forward_tokens=4).declined(call)).call
     ids = [item + found.query if item_first else found.query + item for item in found.items]
     prompts = [bytes(each).decode() for each in ids]
     assert prompts == (["aquery ", "item bquery "] if item_first else ["query a", "query item b"])
@@ -631,9 +618,7 @@ async def test_texts_that_were_encoded_go_down_the_stock_path_as_ids(item_first:
     ids=["ids", "not encoded"],
 )
 async def test_other_calls_go_down_the_stock_path_as_they_are(call: ScoreCall) -> None:
-    with pytest.raises(StockPathTaken) as taken:
-        await Setup(max_forward_tokens=4).score(call)
-    assert taken.value.call is None
+    assert (await Setup(max_forward_tokens=4).declined(call)).call is None
 
 
 @pytest.mark.parametrize(
@@ -653,11 +638,7 @@ async def test_calls_at_the_limit_are_packed(call: ScoreCall, knobs: dict[str, A
 
 @pytest.mark.parametrize(
     "call",
-    [
-        ScoreCall([1], [[VOCAB]], [7]),
-        ScoreCall([], [[], [1]], [7]),
-        ScoreCall("", ["", "a"], [7]),
-    ],
+    [ScoreCall([1], [[VOCAB]], [7]), ScoreCall([], [[], [1]], [7]), ScoreCall("", ["", "a"], [7])],
     ids=["id outside the vocabulary", "no token ids", "no text"],
 )
 async def test_wrong_prompts_are_refused_and_send_nothing(setup: Setup, call: ScoreCall) -> None:
