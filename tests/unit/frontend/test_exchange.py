@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 
 import pytest
 
 from sglang_prefill_ext.errors import EngineUnavailableError, RequestAbortedError
-from sglang_prefill_ext.frontend.exchange import PackedExchange, StockPathTaken
+from sglang_prefill_ext.frontend.exchange import PackedExchange, StockPathTaken, unique_name
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.wire.arrays import int_array
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
@@ -92,3 +94,21 @@ async def test_what_the_only_engine_cannot_do_is_not_tried_again(one_engine: boo
     with pytest.raises(StockPathTaken, match="pooling"):
         await ask(exchange)
     assert exchange.declined_reason == ("pooling" if one_engine else None)
+
+
+_PRINT = (
+    "from sglang_prefill_ext.frontend.exchange import unique_name as n; print(n('a-'), n('a-'))"
+)
+
+
+def test_no_name_is_given_twice_in_any_process() -> None:
+    found = [unique_name("a-"), unique_name("a-")]
+    for _ in range(2):
+        found += subprocess.check_output([sys.executable, "-c", _PRINT], text=True).split()
+    assert len(set(found)) == len(found) == 6
+    assert all(name.startswith("a-") for name in found)
+
+
+def test_no_name_begins_with_another() -> None:
+    found = [unique_name("a-") for _ in range(120)]
+    assert [name for name in found if any(o.startswith(name) for o in found if o != name)] == []

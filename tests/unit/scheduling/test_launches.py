@@ -3,7 +3,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_prefill_ext.scheduling.launches import LaunchTime
+from sglang_prefill_ext.scheduling.launches import LaunchedJob, LaunchTime
+from sglang_prefill_ext.scheduling.planner import JobShare
+from tests.unit.scheduling.jobs import job_of, request
 
 
 class Measured:
@@ -75,3 +77,14 @@ def test_one_slow_launch_changes_the_mean_little() -> None:
     measured.launch(0.01)
     assert measured.is_early(400)  # 4 ms
     assert not measured.is_early(300)
+
+
+def test_a_job_leaves_a_flight_by_ending_or_by_starting_over() -> None:
+    first, second = (job_of(request()) for _ in range(2))
+    launched_jobs = [
+        LaunchedJob(job, job.attempt, JobShare(slice(0, 1), 1)) for job in (first, second)
+    ]
+    assert all(each.waits for each in launched_jobs)
+    first.ended = True
+    second.restart()
+    assert not any(each.waits for each in launched_jobs)

@@ -11,8 +11,6 @@ from sglang_prefill_ext.scheduling import prefixed_forward
 from sglang_prefill_ext.scheduling.budget import ForwardBudget, QueueLoad
 from sglang_prefill_ext.scheduling.graph_room import ForwardSize, GraphCost
 from sglang_prefill_ext.scheduling.job import Job
-from sglang_prefill_ext.scheduling.launches import LaunchedJob
-from sglang_prefill_ext.scheduling.planner import JobShare
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
 from sglang_prefill_ext.scheduling.prefixed_forward import NoRoomError, PrefixedForward
 from sglang_prefill_ext.scheduling.row_transactions import RowRoom
@@ -395,14 +393,3 @@ def test_without_a_cache_the_plan_is_the_whole_forward() -> None:
     assert prefixed.plan.token_ids.tolist() == [*LONG, 9]
     assert (prefixed.plan.held, prefixed.plan.stores, prefixed.num_cached) == ([None], [None], 0)
     prefixed.commit()
-
-
-def test_a_job_leaves_a_flight_by_ending_or_by_starting_over() -> None:
-    first, second = (job_of(request()) for _ in range(2))
-    launched_jobs = [
-        LaunchedJob(job, job.attempt, JobShare(slice(0, 1), 1)) for job in (first, second)
-    ]
-    assert all(each.waits for each in launched_jobs)
-    first.ended = True
-    second.restart()
-    assert not any(each.waits for each in launched_jobs)

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_prefill_ext.shared_device.balance import MAX_HOMES, SchedulerLoads
+from sglang_prefill_ext.shared_device.balance import MAX_HOMES, Homes, SchedulerLoads
 
 
 def loads_of(schedulers: int) -> SchedulerLoads:
@@ -132,3 +132,15 @@ def test_no_scheduler_is_ahead_by_more_than_one_request(schedulers: int, sizes: 
     for size in sizes:
         loads.place(size)
     assert np.ptp(loads.outstanding) <= max(sizes)
+
+
+def test_homes_remember_the_last_one_and_forget_the_longest_unused() -> None:
+    homes: Homes[str] = Homes()
+    homes.remember("first", "a")
+    homes.remember("second", "b")
+    homes.remember("first", "c")
+    assert homes.get("first") == "c"
+    for number in range(MAX_HOMES - 1):
+        homes.remember(number, "d")
+    assert homes.get("second") is None
+    assert homes.get("first") == "c"

@@ -1,4 +1,4 @@
-"""Which servers with LoRA adapters are packed."""
+"""Which servers are packed, and what is known of their models."""
 
 from __future__ import annotations
 
@@ -22,6 +22,23 @@ from sglang_prefill_ext.border.model.model_classes import (
     reads_places,
 )
 from sglang_prefill_ext.frontend.packed_path import EncoderTraits
+from sglang_prefill_ext.wire.stock_reason import StockReason
+
+
+def plain_config(context_len: int = 1, *, use_ngram_embedding: bool = False) -> Any:
+    text = SimpleNamespace()
+    return SimpleNamespace(
+        context_len=context_len, hf_text_config=text, use_ngram_embedding=use_ngram_embedding
+    )
+
+
+def declined(about: dict[str, bool] | None = None, **runner: Any) -> StockReason | None:
+    """The reason why a scheduler is declined; by default one of a generating model."""
+    runner = {"model_config": plain_config(), "attn_backend": object()} | runner
+    traits = {"enable_lora": False, "is_generation": True} | (about or {})
+    worker = SimpleNamespace(model_runner=SimpleNamespace(**runner))
+    return declined_reason(SimpleNamespace(**traits, tp_worker=worker))
+
 
 LINEAR = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 
@@ -42,15 +59,8 @@ def test_adapters_that_packed_forwards_do_not_apply_are_declined(
     manager = SimpleNamespace(
         target_modules=set(modules), lora_backend=SimpleNamespace(is_moe_lora=experts)
     )
-    scheduler = SimpleNamespace(
-        enable_lora=True,
-        enable_lora_overlap_loading=overlap,
-        is_generation=True,
-        tp_worker=SimpleNamespace(
-            model_runner=SimpleNamespace(model=object(), lora_manager=manager)
-        ),
-    )
-    assert declined_reason(scheduler) == reason
+    lora = {"enable_lora": True, "enable_lora_overlap_loading": overlap}
+    assert declined(lora, model=object(), lora_manager=manager) == reason
 
 
 @pytest.mark.parametrize(
@@ -65,20 +75,10 @@ def test_adapters_that_packed_forwards_do_not_apply_are_declined(
 def test_encoders_are_declined(pooler: nn.Module, lora: bool, reason: str) -> None:
     model = object.__new__(BertModel)
     model.__dict__["pooler"] = pooler
-    scheduler = SimpleNamespace(
-        enable_lora=lora,
-        is_generation=False,
-        tp_worker=SimpleNamespace(model_runner=SimpleNamespace(model=model)),
-    )
-    assert declined_reason(scheduler) == reason
+    assert declined({"enable_lora": lora, "is_generation": False}, model=model) == reason
 
 
 ORIGINAL = {"original_max_position_embeddings": 64}
-
-
-def plain_config(context_len: int = 1) -> Any:
-    text = SimpleNamespace()
-    return SimpleNamespace(context_len=context_len, hf_text_config=text, use_ngram_embedding=False)
 
 
 class TransformersForCausalLM(nn.Module):
@@ -102,17 +102,8 @@ class TransformersForCausalLM(nn.Module):
     ],
 )
 def test_rotations_that_the_longest_prompt_decides_are_declined(kinds: Any, reason: str) -> None:
-    runner = SimpleNamespace(
-        model=TransformersForCausalLM(kinds),
-        model_config=plain_config(context_len=32),
-        attn_backend=object(),
-    )
-    scheduler = SimpleNamespace(
-        enable_lora=False,
-        is_generation=True,
-        tp_worker=SimpleNamespace(model_runner=runner),
-    )
-    assert declined_reason(scheduler) == reason
+    model, config = TransformersForCausalLM(kinds), plain_config(context_len=32)
+    assert declined(model=model, model_config=config) == reason
 
 
 @pytest.mark.parametrize(
@@ -130,11 +121,7 @@ def test_layers_of_transformers_that_do_not_attend_are_declined(
     with torch.device("meta"):  # without memory
         model.layers = AutoModel.from_config(config)
     model.__dict__["attention_instances"] = dict.fromkeys(range(3))
-    runner = SimpleNamespace(model=model, model_config=plain_config(), attn_backend=object())
-    scheduler = SimpleNamespace(
-        enable_lora=False, is_generation=True, tp_worker=SimpleNamespace(model_runner=runner)
-    )
-    assert declined_reason(scheduler) == reason
+    assert declined(model=model) == reason
 
 
 @pytest.mark.parametrize(
@@ -183,15 +170,8 @@ class HYV3ForCausalLM(nn.Module):
 def test_queries_that_sglang_quantises_by_a_kernel_of_its_own_are_declined(
     uses: bool | None, quantised: bool, reason: str
 ) -> None:
-    runner = SimpleNamespace(
-        model=HYV3ForCausalLM(uses),
-        attn_backend=SimpleNamespace(use_fp8=quantised),
-        model_config=plain_config(),
-    )
-    scheduler = SimpleNamespace(
-        enable_lora=False, is_generation=True, tp_worker=SimpleNamespace(model_runner=runner)
-    )
-    assert declined_reason(scheduler) == reason
+    backend = SimpleNamespace(use_fp8=quantised)
+    assert declined(model=HYV3ForCausalLM(uses), attn_backend=backend) == reason
 
 
 class DeepseekV3ForCausalLM(nn.Module):
@@ -212,14 +192,8 @@ class DeepseekV3ForCausalLM(nn.Module):
 def test_attention_to_chosen_keys_and_embeddings_of_ngrams_are_declined(
     sparse: bool, ngrams: bool, reason: str
 ) -> None:
-    runner = SimpleNamespace(
-        model=DeepseekV3ForCausalLM(sparse), attn_backend=object(), model_config=plain_config()
-    )
-    runner.model_config.use_ngram_embedding = ngrams
-    scheduler = SimpleNamespace(
-        enable_lora=False, is_generation=True, tp_worker=SimpleNamespace(model_runner=runner)
-    )
-    assert declined_reason(scheduler) == reason
+    config = plain_config(use_ngram_embedding=ngrams)
+    assert declined(model=DeepseekV3ForCausalLM(sparse), model_config=config) == reason
 
 
 def config(architecture: str, labels: int = 2) -> Any:

@@ -7,15 +7,24 @@ from typing import Any
 
 import pytest
 
-from sglang_prefill_ext.border.scheduler.packed_work import PackedWork, RuntimeSetup
+from sglang_prefill_ext.border.messages import PackedRowsReq
+from sglang_prefill_ext.border.scheduler.packed_work import (
+    PackedWork,
+    RuntimeSetup,
+    result_messages,
+    tokens_received,
+)
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.forward.expert_blocks import ExpertUse
 from sglang_prefill_ext.forward.graphs.plan import GraphUse
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.graph_room import NO_GRAPHS, GraphCost
+from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.policy import policy_of
 from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
 from sglang_prefill_ext.scheduling.stats import Account, ExecutionClass
+from sglang_prefill_ext.wire.packed import PackedResult, to_bytes
+from sglang_prefill_ext.wire.status import Status
 from tests.unit.attach.engines import StubCollector
 from tests.unit.scheduling.jobs import IdleExecutor, request
 
@@ -198,3 +207,46 @@ def test_a_clock_that_is_set_back_stops_nothing(work: PackedWork) -> None:
     submit(work, "a", 6, deadline_ms=NOW_MS)
     assert work.is_late(NOW_MS + 10_000, [])
     assert work.is_late(NOW_MS + 5_000, [])
+
+
+def job(rid: str, route: str | None) -> Job:
+    return Job(rid, request([], [5]).pack(), reply_to=SimpleNamespace(http_worker_ipc=route))
+
+
+@pytest.mark.parametrize(
+    "routes", [[None], [None] * 4, ["ipc://a", "ipc://b", "ipc://a"]], ids=["one", "four", "two"]
+)
+def test_each_front_end_gets_its_results_in_one_message(routes: list[str | None]) -> None:
+    results = {f"r{number}": PackedResult(Status.OK, str(number)) for number in range(len(routes))}
+    ended = [
+        (job(rid, route), result)
+        for route, (rid, result) in zip(routes, results.items(), strict=True)
+    ]
+    messages = result_messages(ended)
+    assert [message.http_worker_ipc for message in messages] == list(dict.fromkeys(routes))
+    for message in messages:
+        mine = [
+            rid
+            for rid, route in zip(results, routes, strict=True)
+            if route == message.http_worker_ipc
+        ]
+        assert message.results == {rid: results[rid] for rid in mine}
+
+
+def test_no_results_are_no_message() -> None:
+    assert result_messages([]) == []
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_controller_hears_of_as_many_tokens_as_it_has_sent(causal: bool) -> None:
+    """Otherwise schedulers of an encoder would seem ever less loaded, the more they compute."""
+    executor, ended = IdleExecutor(), list[Ended]()
+    executor.causal = causal
+    policy = policy_of(PrefillOnlyConfig(), ForwardBudget(100), launch_tokens=1)
+    runtime = PackedRuntime(executor, ended.extend, policy)
+    rows = request([5] * 20, [6, 7], [8]).pack()
+    message = PackedRowsReq(rid="rid", row_bytes=to_bytes(rows))
+    runtime.submit("rid", rows, message)
+    runtime.step()
+    assert [result.status for _, result in ended] == ["ok"]
+    assert tokens_received(ended) == len(message.input_ids) == 23

@@ -8,66 +8,11 @@ import torch
 from sglang.srt.model_executor import cuda_graph_config
 from sglang.srt.model_executor.cuda_graph_config import CudaGraphConfig, PhaseConfig
 
-from sglang_prefill_ext.border.messages import PackedRowsReq
 from sglang_prefill_ext.border.scheduler import runtime_setup
-from sglang_prefill_ext.border.scheduler.packed_work import result_messages, tokens_received
 from sglang_prefill_ext.config import AttentionWay, PrefillOnlyConfig
 from sglang_prefill_ext.forward.graphs.plan import GraphUse
 from sglang_prefill_ext.layout.recurrence_plan import Recurrence
-from sglang_prefill_ext.scheduling.budget import ForwardBudget
-from sglang_prefill_ext.scheduling.job import Job
-from sglang_prefill_ext.scheduling.policy import policy_of
-from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
 from sglang_prefill_ext.startup.answer_check import AnswerCheck, Tolerance
-from sglang_prefill_ext.wire.packed import PackedResult, to_bytes
-from sglang_prefill_ext.wire.status import Status
-from tests.unit.scheduling.jobs import IdleExecutor, request
-
-
-def job(rid: str, route: str | None) -> Job:
-    return Job(rid, request([], [5]).pack(), reply_to=SimpleNamespace(http_worker_ipc=route))
-
-
-@pytest.mark.parametrize(
-    "routes", [[None], [None] * 4, ["ipc://a", "ipc://b", "ipc://a"]], ids=["one", "four", "two"]
-)
-def test_each_front_end_gets_its_results_in_one_message(routes: list[str | None]) -> None:
-    results = {f"r{number}": PackedResult(Status.OK, str(number)) for number in range(len(routes))}
-    ended = [
-        (job(rid, route), result)
-        for route, (rid, result) in zip(routes, results.items(), strict=True)
-    ]
-    messages = result_messages(ended)
-    assert [message.http_worker_ipc for message in messages] == list(dict.fromkeys(routes))
-    for message in messages:
-        mine = [
-            rid
-            for rid, route in zip(results, routes, strict=True)
-            if route == message.http_worker_ipc
-        ]
-        assert message.results == {rid: results[rid] for rid in mine}
-
-
-def test_no_results_are_no_message() -> None:
-    assert result_messages([]) == []
-
-
-@pytest.mark.parametrize("causal", [True, False])
-def test_a_controller_hears_of_as_many_tokens_as_it_has_sent(causal: bool) -> None:
-    """Otherwise schedulers of an encoder would seem ever less loaded, the more they compute."""
-    executor, ended = IdleExecutor(), list[Ended]()
-    executor.causal = causal
-    policy = policy_of(PrefillOnlyConfig(), ForwardBudget(100), launch_tokens=1)
-    runtime = PackedRuntime(executor, ended.extend, policy)
-    rows = request([5] * 20, [6, 7], [8]).pack()
-    message = PackedRowsReq(rid="rid", row_bytes=to_bytes(rows))
-    runtime.submit("rid", rows, message)
-    runtime.step()
-    assert [result.status for _, result in ended] == ["ok"]
-    assert tokens_received(ended) == len(message.input_ids) == 23
-
-
-# What is tried before a server declines
 
 RIGHT, WRONG = (
     AnswerCheck(((0, 1),), (apart,), (apart,), Tolerance(0.25, 1.0), 0.1) for apart in (0.1, 2.0)

@@ -5,8 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from sglang_prefill_ext.border.tokenizer_manager.embed_request import embed_call_of
+from sglang_prefill_ext.border.tokenizer_manager.embed_request import embed_call_of, text_pairs
 from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 
@@ -182,3 +184,32 @@ def test_places_that_no_list_of_tokens_has_are_stocks(places: Any) -> None:
     asked = {"input_ids": [[4, 5]], "token_indices_to_pool": places}
     assert reason_of(**asked) == "unusual_input"
     assert reason_of(**asked | {"token_indices_to_pool": [[0]], "dimensions": 4})
+
+
+pairs = st.lists(st.tuples(st.text(), st.text()))
+
+
+@given(pairs)
+def test_lists_and_tuples_are_pairs(wanted: list[tuple[str, str]]) -> None:
+    assert text_pairs(wanted) == wanted
+    assert text_pairs([list(pair) for pair in wanted]) == wanted
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        "query",
+        "ab",
+        ["query", "document"],
+        ["ab", "cd"],
+        [],
+        [["query"]],
+        [["query", "document", "more"]],
+        [["query", 5]],
+        [["query", "document"], "document"],
+        (("query", "document"),),
+    ],
+)
+def test_anything_else_is_left_to_sglang(text: Any) -> None:
+    assert text_pairs(text) == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 
@@ -10,7 +12,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from sglang_prefill_ext.forward.graphs.plan import eager_reason, pad, padded, sizes_up_to
+from sglang_prefill_ext.forward.graphs.plan import GraphUse, eager_reason, pad, padded, sizes_up_to
 from sglang_prefill_ext.layout.recurrence_parts import Room
 from sglang_prefill_ext.layout.recurrence_plan import Recurrence, RecurrencePlan
 from sglang_prefill_ext.layout.tokens import ForwardLayout
@@ -157,3 +159,14 @@ def test_what_differs_from_a_plain_forward_runs_eagerly() -> None:
     assert reason(replace(plain, override_at=np.array([1]))) == "overrides"
     assert reason(plan("a")) == "adapter"
     assert reason(replace(plain, layout=reads_more)) == "many_reads"
+
+
+def test_the_report_is_json() -> None:
+    use = GraphUse((16, 24), bytes=5, forwards=Counter({"graph": 2, "adapter": 1}))
+    assert json.loads(json.dumps(use.as_dict())) == {
+        "sizes": [16, 24],
+        "obstacle": "",
+        "bytes": 5,
+        "seconds": 0.0,
+        "forwards": {"graph": 2, "adapter": 1},
+    }

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sglang_prefill_ext.frontend.score.score_body import ScoreBody
+from sglang_prefill_ext.frontend.score.score_body import ScoreBody, fields_of
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall
 
 REQUEST = object()
@@ -96,3 +96,26 @@ def test_arrays_are_read_without_lists(query: dict[str, str] | None) -> None:
 )
 def test_wrong_arrays_are_refused_elsewhere(fields: dict[str, Any]) -> None:
     assert read(**fields, **LABELS) is None
+
+
+def test_the_fields_of_a_marked_body() -> None:
+    assert fields_of(b'{"a": {"mark": 1}, "b": [2], "a": 3}', b"mark") == {"a": 3, "b": [2]}
+    assert fields_of(b'{"a": 1}', b"mark") == {}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b'"mark"',
+        b'["mark"]',
+        b'{"mark": ',
+        b'{"mark": "\xff"}',
+        b'{"mark": "\\ud800"}',
+        b'{"mark": ' + b"[" * 50_000 + b"]" * 50_000 + b"}",
+        b'{"mark": ' * 50_000 + b"1" + b"}" * 50_000,
+    ],
+    ids=["nothing", "text", "list", "cut-off", "utf-8", "surrogate", "deep-list", "deep-object"],
+)
+def test_what_cannot_be_read_has_no_fields(body: bytes) -> None:
+    assert fields_of(body, b"mark") == {}

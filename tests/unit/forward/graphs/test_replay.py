@@ -1,11 +1,17 @@
-"""Where the weights of captured graphs are."""
+"""Models that no graph can run, and weights that end replays."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from sglang_prefill_ext.forward.graphs.replay import look_at_weights
+from sglang_prefill_ext.config import AttentionWay
+from sglang_prefill_ext.forward.graphs.plan import GraphUse
+from sglang_prefill_ext.forward.graphs.replay import PackedGraphs, look_at_weights
+from sglang_prefill_ext.layout.recurrence_plan import Recurrence
 
 
 @torch.no_grad()
@@ -45,3 +51,28 @@ def test_replays_end_on_all_ranks_if_one_has_new_weights() -> None:
     look_at_weights(torch.nn.Linear(2, 3), whys.append, of_other_rank)()
     assert asked == [[0]]
     assert len(whys) == 1
+
+
+@pytest.mark.parametrize(
+    ("recurrence", "dtype", "obstacle"),
+    [
+        (
+            Recurrence(4),
+            torch.float32,
+            "in float32 torch computes states, by the lengths of prompts",
+        ),
+        (
+            Recurrence(4, grid=256),
+            torch.bfloat16,
+            "the kernels of Mamba-2 are launched by where prompts begin",
+        ),
+    ],
+)
+def test_states_that_graphs_cannot_carry(
+    recurrence: Recurrence, dtype: torch.dtype, obstacle: str
+) -> None:
+    model: Any = SimpleNamespace(recurrence=recurrence, dtype=dtype, device=torch.device("cuda", 0))
+    use = GraphUse()
+    PackedGraphs(model, AttentionWay.FUSED, None, use, 64)
+    assert use.obstacle == obstacle
+    assert use.sizes == ()
