@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -10,7 +10,6 @@ import torch
 from torch.distributed import DistBackendError
 
 from sglang_prefill_ext.forward.device import require_usable
-from sglang_prefill_ext.scheduling import failures, runtime
 from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
 from sglang_prefill_ext.wire.arrays import Int32Array
@@ -19,17 +18,12 @@ from tests.unit.scheduling.caches import MemoryCache, MemoryTransaction
 from tests.unit.scheduling.jobs import request
 from tests.unit.scheduling.test_runtime_cache import JOINING, LARGE, PREFIX, FailingExecutor
 
+pytestmark = pytest.mark.usefixtures("no_log")
+
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 FIRST = frozenset({1})
 
 each_asynchronous = pytest.mark.parametrize("asynchronous", [False, True])
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _no_log() -> Iterator[None]:
-    failures.logger.disabled = runtime.logger.disabled = True
-    yield
-    failures.logger.disabled = runtime.logger.disabled = False
 
 
 class Served:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,22 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from sglang_prefill_ext.scheduling import failures
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
 from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
 from tests.unit.forward.overflowing import HUGE, PREFIX, Overflow, assert_spoils_nobody, rows
 from tests.unit.scheduling.caches import MemoryCache
 from tests.unit.scheduling.test_runtime_cache import JOINING, FailingExecutor
 
+pytestmark = pytest.mark.usefixtures("no_log")
+
 each_dtype = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 each_prefix = pytest.mark.parametrize("prefix", [PREFIX, []], ids=["shared-prefix", "no-prefix"])
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _no_log() -> Iterator[None]:
-    failures.logger.disabled = True
-    yield
-    failures.logger.disabled = False
 
 
 @each_dtype

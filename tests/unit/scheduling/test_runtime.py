@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, TypeAlias
@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.config import Order
-from sglang_prefill_ext.scheduling import failures
 from sglang_prefill_ext.scheduling.budget import ForwardBudget, QueueLoad
 from sglang_prefill_ext.scheduling.graph_room import GraphCost
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
@@ -28,6 +27,8 @@ from sglang_prefill_ext.wire.status import Status
 from sglang_prefill_ext.wire.stock_reason import StockReason
 from tests.unit.scheduling.caches import MemoryCache
 from tests.unit.wire.strategies import VOCAB, PlainRequest, plain_requests
+
+pytestmark = pytest.mark.usefixtures("no_log")
 
 BUDGET = 12
 COMMON_PREFIX = [1, 2, 3]
@@ -50,14 +51,6 @@ POLICIES = st.builds(
     st.integers(1, 20),
     st.sampled_from([0, 3, POLICY.launch_tokens]),
 )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _no_log() -> Iterator[None]:
-    """Log records of failures would keep tracebacks, and with them K/V, alive."""
-    failures.logger.disabled = True
-    yield
-    failures.logger.disabled = False
 
 
 def _mark(tokens: list[int], job: int) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +12,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.config import Order
-from sglang_prefill_ext.scheduling import failures
 from sglang_prefill_ext.scheduling.budget import ForwardBudget, QueueLoad
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
@@ -22,6 +21,8 @@ from sglang_prefill_ext.wire.packed import PackedResult
 from sglang_prefill_ext.wire.status import Status
 from tests.unit.scheduling.caches import MemoryCache
 from tests.unit.scheduling.jobs import request
+
+pytestmark = pytest.mark.usefixtures("no_log")
 
 PREFIX = list(range(20))
 JOINING = SchedulingPolicy(
@@ -35,13 +36,6 @@ ALONE = replace(JOINING, launch_tokens=0)
 SMALL = replace(JOINING, budget=ForwardBudget(9))
 
 each_place = pytest.mark.parametrize("place", ["failing_launches", "failing_waits"])
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _no_log() -> Iterator[None]:
-    failures.logger.disabled = True
-    yield
-    failures.logger.disabled = False
 
 
 @dataclass
@@ -97,18 +91,30 @@ class Setup:
 
     def submit(self, *prefixes: list[int]) -> None:
         for prefix in prefixes:
-            rid = f"job-{len(self.answers) + len(self.runtime.queue) + self.runtime.in_flight}"
-            self.runtime.submit(rid, request(prefix).pack(), None)
+            self.submit_rows(prefix, [])
 
     def submit_large(self, prefix: list[int], rows: int, **options: Any) -> None:
+        self.submit_rows(prefix, [[100 + row] for row in range(rows)], **options)
+
+    def submit_rows(self, prefix: list[int], suffixes: list[list[int]], **options: Any) -> None:
         rid = f"job-{len(self.answers) + len(self.runtime.queue) + self.runtime.in_flight}"
-        suffixes = [[100 + row] for row in range(rows)]
         self.runtime.submit(rid, request(prefix, *suffixes).pack(), None, **options)
+
+    def evict(self) -> None:
+        """Empty the cache."""
+        for slots in self.cache.committed.values():
+            self.cache.free += slots.tolist()
+        self.cache.committed.clear()
 
     def finish(self) -> None:
         while self.runtime.busy:
             self.runtime.step()
         self.cache.check_idle()
+
+    @property
+    def computed(self) -> list[int]:
+        """Tokens of each forward."""
+        return [plan.num_tokens for plan in self.executor.plans]
 
     @property
     def committed(self) -> set[tuple[int, ...]]:
@@ -126,7 +132,7 @@ def test_a_forward_commits_when_it_has_succeeded(asynchronous: bool) -> None:
     assert setup.cache.outcomes == ["commit"]
     setup.submit(PREFIX)
     setup.finish()
-    assert [plan.num_tokens for plan in setup.executor.plans] == [21, 1]
+    assert setup.computed == [21, 1]
     stats = setup.runtime.stats
     assert (stats.tokens_computed, stats.tokens_cached, stats.tokens_saved) == (22, 20, 20)
     assert setup.tokens_cached == [0, 20]
@@ -177,7 +183,7 @@ def test_jobs_that_run_alone_after_a_failure_begin_anew(place: str) -> None:
     setup.finish()
     assert set(setup.answers.values()) == {Status.OK}
     assert setup.cache.outcomes == ["rollback", "commit", "commit"]
-    assert [plan.num_tokens for plan in setup.executor.plans] == [22, 21, 1]
+    assert setup.computed == [22, 21, 1]
 
 
 def test_a_cache_that_cannot_begin_fails_like_a_launch() -> None:
@@ -211,7 +217,7 @@ def test_who_would_compute_what_a_forward_in_flight_stores_waits_for_it(
     for _ in range(2):
         setup.submit(PREFIX)
         setup.runtime.step()
-    assert [plan.num_tokens for plan in setup.executor.plans] == forwards
+    assert setup.computed == forwards
     setup.finish()
     assert set(setup.answers.values()) == {Status.OK}
 
@@ -222,7 +228,7 @@ def test_nobody_waits_for_what_is_not_stored() -> None:
         setup.submit(prefix)
         setup.runtime.step()
         assert setup.runtime.in_flight == 1
-    assert [plan.num_tokens for plan in setup.executor.plans] == [21, 21, 21]
+    assert setup.computed == [21, 21, 21]
     assert setup.cache.outcomes == ["commit", "commit", ""]
 
 
@@ -235,7 +241,7 @@ def test_a_follower_computes_the_prefix_itself_if_its_leader_fails() -> None:
     assert setup.cache.outcomes == ["rollback", ""]
     setup.finish()
     assert setup.answers == {"job-0": Status.FAILED, "job-1": Status.OK}
-    assert [plan.num_tokens for plan in executor.plans] == [21, 21]
+    assert setup.computed == [21, 21]
 
 
 LARGE = list(range(200))
@@ -249,12 +255,12 @@ def test_rows_that_come_again_are_stored_and_then_found(
 ) -> None:
     setup = Setup(FailingExecutor(asynchronous), policy=replace(ALONE, budget=ForwardBudget(150)))
     for rows in (ROWS[:2], ROWS, ROWS, ROWS[::-1]):
-        setup.runtime.submit(f"job-{len(setup.answers)}", request(prefix, *rows).pack(), None)
+        setup.submit_rows(prefix, rows)
         setup.finish()
     length, kept = len(prefix), (len(prefix) + 33 - 1) // 4 * 4
     left = length + 33 - kept
     # Rows 0 and 1 come for the second time, then also row 2. The prefix was stored at once.
-    assert [plan.num_tokens for plan in setup.executor.plans] == [
+    assert setup.computed == [
         length + 2 * 33,
         3 * 33,
         2 * left + 33,
@@ -267,38 +273,36 @@ def test_rows_that_come_again_are_stored_and_then_found(
 def test_rows_of_several_forwards_are_found_too() -> None:
     setup = Setup(FailingExecutor(), policy=replace(ALONE, budget=ForwardBudget(40)))
     for _ in range(3):
-        setup.runtime.submit(f"job-{len(setup.answers)}", request([7], *ROWS).pack(), None)
+        setup.submit_rows([7], ROWS)
         setup.finish()
-    computed = [plan.num_tokens for plan in setup.executor.plans]
+    computed = setup.computed
     assert computed == [1 + 33, 33, 33] + [33] * 3 + [2] * 3
 
 
 def test_rows_that_see_all_of_themselves_are_never_found() -> None:
     setup = Setup(FailingExecutor(causal=False), policy=replace(ALONE, budget=ForwardBudget(200)))
-    for number in range(3):
-        setup.runtime.submit(f"job-{number}", request([7], *ROWS).pack(), None)
+    for _ in range(3):
+        setup.submit_rows([7], ROWS)
         setup.finish()
-    assert [plan.num_tokens for plan in setup.executor.plans] == [3 * (1 + 33)] * 3
+    assert setup.computed == [3 * (1 + 33)] * 3
     assert not setup.cache.begun
 
 
 def test_evicted_rows_are_computed_again() -> None:
     setup = Setup(FailingExecutor(), policy=replace(ALONE, budget=ForwardBudget(150)))
     for number in range(4):
-        setup.runtime.submit(f"job-{number}", request([], *ROWS).pack(), None)
+        setup.submit_rows([], ROWS)
         if number == 3:
-            for slots in setup.cache.committed.values():
-                setup.cache.free += slots.tolist()
-            setup.cache.committed.clear()
+            setup.evict()
         setup.finish()
-    assert [plan.num_tokens for plan in setup.executor.plans] == [99, 99, 3, 99]
+    assert setup.computed == [99, 99, 3, 99]
 
 
 def test_who_comes_again_counts_as_shorter() -> None:
     policy = replace(ALONE, order=Order.SRPT, budget=ForwardBudget(150))
     setup = Setup(FailingExecutor(), policy=policy)
     for _ in range(2):
-        setup.runtime.submit(f"job-{len(setup.answers)}", request([], *ROWS).pack(), None)
+        setup.submit_rows([], ROWS)
         setup.finish()
     setup.runtime.submit("other", request([], *[row[:10] for row in ROWS]).pack(), None)
     setup.runtime.submit("again", request([], *ROWS).pack(), None)
@@ -312,7 +316,7 @@ def test_a_prefix_longer_than_a_forward_is_cached(asynchronous: bool) -> None:
     for _ in range(2):
         setup.submit_large(LARGE, rows=3)
         setup.finish()
-    computed = [plan.num_tokens for plan in setup.executor.plans]
+    computed = setup.computed
     assert sum(computed[:-1]) == 203
     assert computed[-1] == 3
     assert setup.committed == {tuple(LARGE)}
@@ -334,7 +338,7 @@ def test_what_is_cached_of_a_long_prefix_is_not_computed_again() -> None:
     setup.submit_large(LARGE, rows=70)
     setup.submit_large([*LARGE, 7], rows=70)
     setup.finish()
-    assert sum(plan.num_tokens for plan in setup.executor.plans) == 51 + 150 + 70 + 1 + 70
+    assert sum(setup.computed) == 51 + 150 + 70 + 1 + 70
     assert setup.tokens_cached == [0, 50, 200]
 
 
@@ -343,7 +347,7 @@ def test_what_is_cached_after_the_first_forward_of_a_job_does_not_divide_it_anew
     setup.submit(LARGE[:5])
     setup.submit_large(LARGE, rows=3)
     setup.finish()
-    assert sum(plan.num_tokens for plan in setup.executor.plans) == 6 + 203
+    assert sum(setup.computed) == 6 + 203
     assert setup.committed == {tuple(LARGE[:5]), tuple(LARGE)}
 
 
@@ -352,13 +356,11 @@ def test_a_prefix_that_has_left_the_cache_meanwhile_is_computed_again() -> None:
     setup.submit_large(LARGE, rows=3)
     setup.finish()
     setup.submit_large(LARGE, rows=3)
-    for slots in setup.cache.committed.values():
-        setup.cache.free += slots.tolist()
-    setup.cache.committed.clear()
+    setup.evict()
     setup.finish()
     assert set(setup.answers.values()) == {Status.OK}
-    assert sum(plan.num_tokens for plan in setup.executor.plans) == 2 * 203
-    assert max(plan.num_tokens for plan in setup.executor.plans) <= 64
+    assert sum(setup.computed) == 2 * 203
+    assert max(setup.computed) <= 64
 
 
 def test_a_follower_waits_for_the_last_forward_of_a_long_prefix() -> None:
@@ -366,7 +368,7 @@ def test_a_follower_waits_for_the_last_forward_of_a_long_prefix() -> None:
     for _ in range(2):
         setup.submit_large(LARGE, rows=3)
     setup.finish()
-    assert sum(plan.num_tokens for plan in setup.executor.plans) == 203 + 3
+    assert sum(setup.computed) == 203 + 3
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
