@@ -59,7 +59,7 @@ class CountingEngine(StubEngine):
             return self.end
         ends = rows.prefix_len + np.cumsum(rows.suffix_lens) - 1
         last = rows.tokens[ends].astype(np.float32)
-        values = -(last[:, None] + np.arange(rows.read.num_values(1), dtype=np.float32)) / 10
+        values = -last[:, None] * np.arange(1, rows.read.num_values(1) + 1, dtype=np.float32) / 10
         return PackedResult(Status.OK, values=values.astype("<f4").tobytes(), forwards=1)
 
 

@@ -49,19 +49,25 @@ class Routed:
     fleet: Fleet
     stubs: Sequence[Stub]
 
+    async def score(self, **headers: str) -> httpx.Response:
+        return await self.http.post("/v1/score", json=SCORE, headers=headers)
+
+    async def page(self) -> Any:
+        """The status page."""
+        return (await self.http.get("/prefill_only/status")).json()
+
     async def wait_for(self, **healths: int) -> None:
         """Wait until the replicas are of these healths."""
         async with asyncio.timeout(60):
             while True:
-                page = (await self.http.get("/prefill_only/status")).json()
+                page = await self.page()
                 found = [each["health"] for each in page["replicas"]]
                 if all(found.count(name) == count for name, count in healths.items()):
                     return
                 await asyncio.sleep(0.05)
 
     async def whys(self) -> list[str]:
-        page = (await self.http.get("/prefill_only/status")).json()
-        return [each["why"] for each in page["replicas"]]
+        return [each["why"] for each in (await self.page())["replicas"]]
 
 
 @contextmanager
@@ -99,10 +105,10 @@ async def routed(*stubs: Stub, more: Sequence[str] = (), **options: Any) -> Asyn
 async def test_scores_come_from_both_engines_in_the_order_of_items() -> None:
     a, b = Stub(), Stub()
     async with routed(a, b) as one:
-        answer = await one.http.post("/v1/score", json=SCORE)
+        answer = await one.score()
     assert answer.status_code == 200, answer.text
     assert answer.headers["x-prefill-only-arrays"] == "int32"
-    wanted = [[np.exp(-row[-1] / 10), np.exp(-(row[-1] + 1) / 10)] for row in ITEMS]
+    wanted = [[np.exp(-row[-1] / 10), np.exp(-row[-1] / 5)] for row in ITEMS]
     assert np.allclose(answer.json()["scores"], wanted, atol=1e-6)
     tokens = sum(map(len, ITEMS)) + 2 * len(ITEMS)
     assert answer.json()["usage"]["prompt_tokens"] == tokens
@@ -138,9 +144,9 @@ async def test_while_an_engine_is_silent_it_is_told_why_and_not_that_it_is_there
 
 async def test_the_page_tells_of_garbage_collection() -> None:
     async with routed(Stub()) as one:
-        before = (await one.http.get("/prefill_only/status")).json()["garbage_collection"]
+        before = (await one.page())["garbage_collection"]
         gc.collect()
-        after = (await one.http.get("/prefill_only/status")).json()["garbage_collection"]
+        after = (await one.page())["garbage_collection"]
     assert (after["pid"], after["role"]) == (os.getpid(), "fleet_router")
     assert after["pauses"]["count"] > before["pauses"]["count"]
 
@@ -149,8 +155,9 @@ async def test_documents_are_ranked() -> None:
     body = {"query": "a", "documents": ["b", "c", "a"], "top_n": 2, "return_documents": False}
     async with routed(Stub(), Stub()) as one:
         found = (await one.http.post("/v1/rerank", json=body)).json()
-    assert len(found) == 2
-    assert found[0]["score"] >= found[1]["score"]
+    assert [each["index"] for each in found] == [1, 0]
+    wanted = [1 / (1 + np.exp(-last / 10)) for last in (3, 2)]  # the tokens of "c" and "b"
+    assert np.allclose([each["score"] for each in found], wanted, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +193,7 @@ async def test_a_redirect_does_not_lead_past_the_router() -> None:
 async def test_pages_of_any_origin_may_read_answers_of_the_router(engines: int) -> None:
     origin = {"origin": "http://page"}
     async with routed(*[Stub()] * engines, more=["http://127.0.0.1:9"]) as one:
-        answer = await one.http.post("/v1/score", json=SCORE, headers=origin)
+        answer = await one.score(**origin)
     assert answer.status_code == (200 if engines else 503)
     assert answer.headers["access-control-allow-origin"] == "http://page"
     assert answer.headers["access-control-allow-credentials"] == "true"
@@ -200,7 +207,7 @@ async def test_bad_ends_are_answered_as_by_an_engine(status: Status, code: int) 
     stub = Stub()
     stub.engine.end = PackedResult(status, "so it goes", retry_after_s=2.4)
     async with routed(stub) as one:
-        answer = await one.http.post("/v1/score", json=SCORE)
+        answer = await one.score()
     assert answer.status_code == code
     body = answer.json()
     assert body.keys() == {"object", "message", "type", "param", "code"}
@@ -212,8 +219,8 @@ async def test_what_cannot_be_packed_is_handed_on() -> None:
     stub = Stub()
     stub.engine.end = PackedResult(Status.NOT_FINITE)
     async with routed(stub) as one:
-        answer = await one.http.post("/v1/score", json=SCORE)
-        counters = (await one.http.get("/prefill_only/status")).json()["counters"]
+        answer = await one.score()
+        counters = (await one.page())["counters"]
     assert answer.content == b"whole answer"
     assert json.loads(stub.whole[0][1]) == SCORE
     # The engine counts it by path and reason, and nobody a second time.
@@ -241,8 +248,8 @@ async def test_an_engine_that_differs_is_not_used() -> None:
     stubs = Stub(), Stub(), Stub(offer=an_offer(facts=facts(vocab_size=50)))
     async with routed(*stubs) as one:
         await one.wait_for(up=2, refused=1)
-        assert (await one.http.post("/v1/score", json=SCORE)).status_code == 200
-        page = (await one.http.get("/prefill_only/status")).json()
+        assert (await one.score()).status_code == 200
+        page = await one.page()
         assert "size of the vocabulary" in page["replicas"][2]["why"]
         # The engine is corrected, and so joins the fleet.
         stubs[2].offer = stubs[0].offer
@@ -251,14 +258,14 @@ async def test_an_engine_that_differs_is_not_used() -> None:
         for stub in stubs:
             stub.offer = replace(stub.offer, settings={"weight version": "2"})
         await one.wait_for(up=3)
-        assert (await one.http.post("/v1/score", json=SCORE)).status_code == 200
+        assert (await one.score()).status_code == 200
 
 
 async def test_an_engine_in_long_forwards_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(carrier_routes, "_SCHEDULERS_WAIT_S", 0.05)
     async with routed(Stub(thinks_s=0.3)) as one:
         await one.wait_for(up=1)
-        assert (await one.http.post("/v1/score", json=SCORE)).status_code == 200
+        assert (await one.score()).status_code == 200
 
 
 async def test_an_engine_whose_schedulers_are_silent_is_unknown(
@@ -269,7 +276,7 @@ async def test_an_engine_whose_schedulers_are_silent_is_unknown(
         await one.wait_for(up=1, unknown=1)
         silent = one.fleet.replicas[one.stubs[1].url]
         await until(lambda: silent.offer is not None)
-        page = (await one.http.get("/prefill_only/status")).json()["replicas"][1]
+        page = (await one.page())["replicas"][1]
         assert page["health"] == "unknown"
         assert page["why"] == "Its schedulers have not answered yet."
 
@@ -295,7 +302,7 @@ async def test_an_engine_that_declines_rows_does_not_end_packing() -> None:
     declining.engine.end = PackedResult(Status.DECLINED, StockReason.KNOWN_ANSWERS_DIFFER)
     async with routed(declining, other) as one:
         for _ in range(3):
-            assert (await one.http.post("/v1/score", json=SCORE)).status_code == 200
+            assert (await one.score()).status_code == 200
         assert sum(other.engine.rows) == 3 * len(ITEMS)
         assert not declining.whole + other.whole
         # Once it says so by itself, it is taken out.
@@ -309,12 +316,12 @@ async def test_only_who_shows_the_key_has_requests_divided() -> None:
     shown = {"authorization": "Bearer secret"}
     async with routed(stub, api_key="secret") as one:
         for headers in ({}, {"authorization": "Bearer other"}):
-            answer = await one.http.post("/v1/score", json=SCORE, headers=headers)
+            answer = await one.score(**headers)
             assert answer.content == b"whole answer"  # an engine would refuse it
             page = await one.http.get("/prefill_only/status", headers=headers)
             assert page.status_code == 401
         for key in (shown, {"authorization": "bearer secret"}):  # SGLang takes both
-            answer = await one.http.post("/v1/score", json=SCORE, headers=key)
+            answer = await one.score(**key)
             assert answer.status_code == 200
     assert stub.engine.rows == [len(ITEMS)] * 2
 
@@ -346,7 +353,7 @@ async def test_a_client_that_leaves_ends_the_parts_of_its_request() -> None:
     for stub in (a, b):
         stub.engine.fall_silent()
     async with routed(a, b) as one:
-        asking = asyncio.ensure_future(one.http.post("/v1/score", json=SCORE))
+        asking = asyncio.ensure_future(one.score())
         await until(lambda: bool(a.engine.link.sent and b.engine.link.sent))
         asking.cancel()
         await until(lambda: bool(a.engine.link.aborted and b.engine.link.aborted))
@@ -374,7 +381,7 @@ async def second_leaving() -> AsyncIterator[tuple[Routed, Held, asyncio.Future[h
     a, b = Stub(), Stub()
     held = Held(b)
     async with routed(a, b) as one:
-        asking = asyncio.ensure_future(one.http.post("/v1/score", json=SCORE))
+        asking = asyncio.ensure_future(one.score())
         await until(lambda: bool(held.parts))
         one.fleet.set_engines(Engines((a.url,)))
         yield one, held, asking
@@ -383,14 +390,14 @@ async def second_leaving() -> AsyncIterator[tuple[Routed, Held, asyncio.Future[h
 async def test_an_engine_that_leaves_ends_what_it_has_and_gets_nothing_more() -> None:
     async with second_leaving() as (one, held, asking):
         first = one.stubs[0]
-        page = (await one.http.get("/prefill_only/status")).json()
+        page = await one.page()
         healths = {each["url"]: each["health"] for each in page["replicas"]}
         assert healths[held.stub.url] == "draining"
         held.let_go()
         assert (await asking).status_code == 200
         await until(lambda: list(one.fleet.replicas) == [first.url])
         parts = len(held.parts)
-        assert (await one.http.post("/v1/score", json=SCORE)).status_code == 200
+        assert (await one.score()).status_code == 200
         assert len(held.parts) == parts
 
 
@@ -414,7 +421,7 @@ async def test_an_engine_that_shuts_down_gets_no_more_work_until_it_is_back(
         second.engine.leaving = True
         await one.wait_for(up=1, draining=1)
         assert replica.why == "It is shutting down."
-        assert (await one.http.post("/v1/score", json=SCORE)).status_code == 200
+        assert (await one.score()).status_code == 200
         assert (first.engine.rows, second.engine.rows) == ([len(SCORE["items"])], [])
         second.engine.leaving = False
         await one.wait_for(up=2)
@@ -427,7 +434,7 @@ async def test_engines_of_another_model_take_over_what_is_under_way() -> None:
     new = Stub(offer=an_offer(settings={"weight version": "2"}))
     held = Held(old)
     async with routed(old) as one, served(new.app()) as new.url:
-        asking = asyncio.ensure_future(one.http.post("/v1/score", json=SCORE))
+        asking = asyncio.ensure_future(one.score())
         await until(lambda: bool(held.parts))
         one.fleet.set_engines(Engines((new.url,)))
         assert (await asking).status_code == 200
@@ -451,7 +458,7 @@ async def test_an_engine_that_stands_still_does_not_hold_up_a_new_router(
     port = still.sockets[0].getsockname()[1]
     async with still:
         async with routed(Stub(), more=[f"http://127.0.0.1:{port}"]) as one:
-            assert (await one.http.post("/v1/score", json=SCORE)).status_code == 200
+            assert (await one.score()).status_code == 200
             assert not ended.is_set(), "the router has waited for its first answer, up to 20 s"
         await ended.wait()
 
@@ -459,11 +466,11 @@ async def test_an_engine_that_stands_still_does_not_hold_up_a_new_router(
 async def test_a_fleet_may_begin_without_engines() -> None:
     stub = Stub()
     async with routed() as one, served(stub.app()) as stub.url:
-        assert (await one.http.post("/v1/score", json=SCORE)).status_code == 503
+        assert (await one.score()).status_code == 503
         one.fleet.set_engines(Engines((stub.url,), {"RUNNING": 1}))
         await one.wait_for(up=1)
-        assert (await one.http.post("/v1/score", json=SCORE)).status_code == 200
-        page = (await one.http.get("/prefill_only/status")).json()
+        assert (await one.score()).status_code == 200
+        page = await one.page()
         assert page["deployment"] == {"RUNNING": 1}
 
 
@@ -484,11 +491,11 @@ async def test_an_engine_is_asked_again_whatever_its_silence_leads_to(
 async def test_without_a_session_requests_go_whole_to_one_engine() -> None:
     stub = Stub()
     async with routed(stub) as one:
-        assert (await one.http.post("/v1/score", json=SCORE)).status_code == 200
+        assert (await one.score()).status_code == 200
         unread = facts(tokenizer="{")
         stub.offer = an_offer(facts=unread, settings={"weight version": "2"})
         async with asyncio.timeout(60):
-            while (answer := await one.http.post("/v1/score", json=SCORE)).status_code != 418:
+            while (answer := await one.score()).status_code != 418:
                 assert answer.status_code in (200, 503)
                 await asyncio.sleep(0.1)
         await one.wait_for(up=1)
@@ -500,5 +507,5 @@ async def test_the_timeout_of_engines_holds_though_they_all_hang() -> None:
     a = Stub(offer=an_offer(facts=facts(config=PrefillOnlyConfig(timeout_ms=300))))
     a.engine.fall_silent()
     async with routed(a) as one:
-        answer = await one.http.post("/v1/score", json=SCORE)
+        answer = await one.score()
         assert (answer.status_code, one.fleet.in_flight) == (504, 0)
