@@ -30,7 +30,7 @@ from tests.unit.attention import fake_libraries
 from tests.unit.attention.inputs import in_slots
 from tests.unit.attention.reference import PLAIN, Variant
 from tests.unit.attention.strategies import layout
-from tests.unit.forward.test_executor import TinyModel
+from tests.unit.forward.tiny_model import TinyModel
 
 SHAPE = HeadShape(4, 2, 16, 8)
 SCALE = 0.25
@@ -107,9 +107,24 @@ def kernels(
     return KernelAttention(forward, way, (SHAPE,), torch.float32, device, processors=processors)
 
 
+def assert_as_dense(
+    inputs: Inputs, attention: Attention, forward: ForwardLayout, variant: Variant = PLAIN
+) -> None:
+    """Outputs of all tokens, and of those that are read, are those of dense attention."""
+    positions = forward.read_positions().tolist()
+    wanted = inputs.forward(DenseAttention(forward, inputs.q.device), variant)
+    found, read = inputs.forward(attention, variant), inputs.read(attention, positions, variant)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=TOLERANCE)
+    torch.testing.assert_close(read, wanted[positions], rtol=0, atol=TOLERANCE)
+
+
 @each_layout
-@each_way
-def test_every_token(forward: ForwardLayout, way: AttentionWay, device: torch.device) -> None:
+@pytest.mark.parametrize("way", [*WAYS, *LIBRARIES])
+def test_every_token(
+    forward: ForwardLayout, way: AttentionWay, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The libraries are stand-ins, so that this runs without a GPU."""
+    fake_libraries.install(monkeypatch)
     inputs = Inputs(forward, device)
     found = inputs.forward(kernels(forward, way, device))
     wanted = inputs.forward(DenseAttention(forward, device))
@@ -122,13 +137,7 @@ def test_layers_whose_heads_differ(way: AttentionWay, device: torch.device) -> N
     shapes = (SHAPE, HeadShape(8, 1, 32, 32))
     attention = KernelAttention(forward, way, shapes, torch.float32, device)
     for shape in shapes:
-        inputs = Inputs(forward, device, shape)
-        dense, positions = DenseAttention(forward, device), forward.read_positions().tolist()
-        for found, wanted in (
-            (inputs.forward(attention), inputs.forward(dense)),
-            (inputs.read(attention, positions), inputs.forward(dense)[positions]),
-        ):
-            torch.testing.assert_close(found, wanted, rtol=0, atol=TOLERANCE)
+        assert_as_dense(Inputs(forward, device, shape), attention, forward)
 
 
 def test_heads_of_one_shape_are_not_looked_up(
@@ -151,30 +160,9 @@ def test_divided_keys(
     launched = [plan.parts for plan in attention._plans[SHAPE]]
     assert launched[-1] > 1
     assert (launched[0] > 1) == (way is AttentionWay.FUSED)
-    dense, positions = DenseAttention(forward, device), forward.read_positions().tolist()
     sinks = torch.tensor([1.5, -4.0, 3.0, 0.0], device=device)
     for variant in (PLAIN, Variant(soft_cap=2.0, window=90, sinks=sinks)):
-        for found, wanted in (
-            (inputs.forward(attention, variant), inputs.forward(dense, variant)),
-            (inputs.read(attention, positions, variant), inputs.read(dense, positions, variant)),
-        ):
-            torch.testing.assert_close(found, wanted, rtol=0, atol=TOLERANCE)
-
-
-@each_layout
-@pytest.mark.parametrize("way", LIBRARIES)
-def test_every_token_with_a_library_for_the_prefix(
-    forward: ForwardLayout,
-    way: AttentionWay,
-    device: torch.device,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The libraries are stand-ins, so that this runs without a GPU."""
-    fake_libraries.install(monkeypatch)
-    inputs = Inputs(forward, device)
-    found = inputs.forward(kernels(forward, way, device))
-    wanted = inputs.forward(DenseAttention(forward, device))
-    torch.testing.assert_close(found, wanted, rtol=0, atol=TOLERANCE)
+        assert_as_dense(inputs, attention, forward, variant)
 
 
 @each_layout
@@ -208,26 +196,16 @@ def test_soft_cap_window_and_sinks(
     inputs, attention = Inputs(forward, device), kernels(forward, way, device)
     sinks = torch.tensor([1.5, -4.0, 3.0, 0.0], device=device)
     variant = Variant(soft_cap=2.0, window=window, sinks=sinks)
-    dense, positions = DenseAttention(forward, device), forward.read_positions().tolist()
-    for found, wanted in (
-        (inputs.forward(attention, variant), inputs.forward(dense, variant)),
-        (inputs.read(attention, positions, variant), inputs.read(dense, positions, variant)),
-    ):
-        torch.testing.assert_close(found, wanted, rtol=0, atol=TOLERANCE)
+    assert_as_dense(inputs, attention, forward, variant)
 
 
 @pytest.mark.parametrize("name", ["fresh_prefix", "one_held_of_three"])
 @each_way
 def test_chunks(way: AttentionWay, name: str, device: torch.device) -> None:
     forward, shapes = LAYOUTS[name], (SHAPE, replace(SHAPE, chunk=5))
-    inputs, dense = Inputs(forward, device), DenseAttention(forward, device)
     attention = KernelAttention(forward, way, shapes, torch.float32, device, processors=60)
-    positions = forward.read_positions().tolist()
     for variant in (PLAIN, Variant(chunk=5)):
-        found, wanted = inputs.forward(attention, variant), inputs.forward(dense, variant)
-        torch.testing.assert_close(found, wanted, rtol=0, atol=TOLERANCE)
-        found = inputs.read(attention, positions, variant)
-        torch.testing.assert_close(found, wanted[positions], rtol=0, atol=TOLERANCE)
+        assert_as_dense(Inputs(forward, device), attention, forward, variant)
 
 
 def test_chunks_in_which_all_prompts_lie_have_no_plan_of_their_own(device: torch.device) -> None:
@@ -292,14 +270,19 @@ def test_an_obstacle_is_named(device: torch.device, monkeypatch: pytest.MonkeyPa
     assert on_cpu.startswith("the model is on cpu")
 
 
+def model_on(device: torch.device) -> TinyModel:
+    model = TinyModel()
+    model.device = device
+    return model
+
+
 @pytest.mark.parametrize("asked", AttentionWay)
 @pytest.mark.usefixtures("kernels_checked_once")
 def test_what_was_asked_for_is_used_if_it_can_run(
     asked: AttentionWay, device: torch.device
 ) -> None:
     """No library takes the model's float32."""
-    model = TinyModel()
-    model.device = device
+    model = model_on(device)
     auto = AttentionWay.TORCH if device.type == "cpu" else AttentionWay.FUSED
     instead = {AttentionWay.AUTO: auto} | dict.fromkeys(LIBRARIES, AttentionWay.MERGE)
     assert resolve_attention(asked, model) is instead.get(asked, asked)
@@ -315,8 +298,7 @@ def test_a_library_that_is_right_is_used_and_one_that_is_not_is_named(
 ) -> None:
     fake_libraries.install(monkeypatch)
     monkeypatch.setattr(attention_choice, "library_obstacle", lambda _dtype, _device: "")
-    model = TinyModel()
-    model.device = device
+    model = model_on(device)
     assert resolve_attention(asked, model) is asked
     assert not caplog.records
     # Every prefix gets a wrong weight.
@@ -343,8 +325,7 @@ def test_a_library_that_is_not_installed_is_named(
         monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.setitem(sys.modules, "sgl_kernel.flash_attn", None)
     monkeypatch.setattr(attention_choice, "library_obstacle", lambda _dtype, _device: "")
-    model = TinyModel()
-    model.device = device
+    model = model_on(device)
     assert resolve_attention(asked, model) is AttentionWay.MERGE
     assert f"{asked} fails: ModuleNotFoundError" in caplog.text
 
