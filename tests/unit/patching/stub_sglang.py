@@ -108,6 +108,18 @@ def step_patch(**changes: Any) -> Patch:
     return Patch(**(fields | changes))
 
 
+def attribute_patch(**changes: Any) -> Patch:
+    """A patch that fits the attribute `message_class`, except for `changes`."""
+    fields: dict[str, Any] = {
+        "target": f"{OWNER}.message_class",
+        "kind": Kind.ATTRIBUTE,
+        "hook": f"{HOOKS}:make_message",
+        "signature": "",
+        "relies_on": "self.message_class",
+    }
+    return step_patch(**(fields | changes))
+
+
 def scheduler_use(**changes: Any) -> Use:
     """A use that fits the stub's `Scheduler`, except for `changes`."""
     fields: dict[str, Any] = {

@@ -22,6 +22,8 @@ from tests.unit.patching.stub_sglang import (
     wait_use,
 )
 
+pytestmark = pytest.mark.usefixtures("upstream")
+
 DRIFTED = step_patch(id="T2", fingerprints={"0.5.22": "0" * 64})
 WRONG = step_patch(id="T3", signature="(self)")
 
@@ -51,32 +53,32 @@ def test_each_patch_has_its_status(upstream: ModuleType) -> None:
     assert not report.ok
 
 
-def test_drift_alone_is_not_a_failure(upstream: ModuleType) -> None:
+def test_drift_alone_is_not_a_failure() -> None:
     report = diagnose([DRIFTED])
     assert report.ok
     assert "body differs" in text_of(report)
     assert "would start" in text_of(report)
 
 
-def test_a_mismatch_is_shown_in_full_however_narrow_the_terminal(upstream: ModuleType) -> None:
+def test_a_mismatch_is_shown_in_full_however_narrow_the_terminal() -> None:
     report = diagnose([WRONG])
     (mismatch,) = report.mismatches
     assert str(mismatch) in text_of(report)
     assert "would refuse to start" in text_of(report)
 
 
-def test_what_a_signature_has_in_brackets_is_shown(upstream: ModuleType) -> None:
+def test_what_a_signature_has_in_brackets_is_shown() -> None:
     wrong = step_patch(signature="(self, batch=[bold])")
     assert "expected: (self, batch=[bold])" in text_of(diagnose([wrong]))
 
 
-def test_what_is_installed_is_shown(upstream: ModuleType) -> None:
+def test_what_is_installed_is_shown() -> None:
     text = text_of(diagnose([]), width=120)
     assert "sglang 0.5.23" in text
     assert f"\nsupported SGLang: {SUPPORTED_SGLANG}\n" in text
 
 
-def test_uses_are_shown_beside_the_patches(upstream: ModuleType) -> None:
+def test_uses_are_shown_beside_the_patches() -> None:
     report = diagnose([], [scheduler_use(), wait_use(signature="()")])
     assert [entry.status for entry in report.uses] == [Status.OK, Status.MISMATCH]
     assert not report.ok
@@ -85,7 +87,7 @@ def test_uses_are_shown_beside_the_patches(upstream: ModuleType) -> None:
     assert str(report.mismatches[0]) in text_of(report)
 
 
-def test_a_used_function_with_another_body_has_drifted(upstream: ModuleType) -> None:
+def test_a_used_function_with_another_body_has_drifted() -> None:
     report = diagnose([], [wait_use(body="0" * 16)])
     (entry,) = report.uses
     assert entry.status is Status.DRIFT
@@ -95,9 +97,7 @@ def test_a_used_function_with_another_body_has_drifted(upstream: ModuleType) -> 
     assert "remedy:   nothing to do now; compare the two bodies before renewing the lock" in text
 
 
-def test_who_uses_what_differs_is_told(
-    upstream: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_uses_what_differs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     read = scan.Names(touched={"waiting"})
     imports = scan.Names(imports={f"{MODULE}.wait"})
     modules = {f"{scan.BORDER}.reads": read, f"{scan.PACKAGE}.imports": imports}
@@ -107,7 +107,7 @@ def test_who_uses_what_differs_is_told(
     assert [entry.used_by for entry in report.uses] == [(f"{border}.reads",), ("imports",)]
 
 
-def test_what_fits_is_counted_and_listed_on_demand_only(upstream: ModuleType) -> None:
+def test_what_fits_is_counted_and_listed_on_demand_only() -> None:
     report = diagnose([step_patch(id="T7"), WRONG], [wait_use()])
     brief = text_of(report, width=120)
     assert "patch: 1 ok, 1 mismatch\n" in brief
@@ -120,7 +120,7 @@ def test_what_fits_is_counted_and_listed_on_demand_only(upstream: ModuleType) ->
         assert word in text_of(report, width=120, everything=True)
 
 
-def test_a_library_that_differs_is_shown_and_stops_no_server(upstream: ModuleType) -> None:
+def test_a_library_that_differs_is_shown_and_stops_no_server() -> None:
     missing = wait_use(target="no_such_library.attend")
     report = diagnose([], [], [wait_use(), wait_use(signature="()"), missing])
     assert [entry.status for entry in report.libraries] == [Status.OK, Status.DRIFT]
@@ -132,16 +132,14 @@ def test_a_library_that_differs_is_shown_and_stops_no_server(upstream: ModuleTyp
     assert [each["status"] for each in listed] == ["ok", "drift"]
 
 
-def test_an_unsupported_version_is_a_failure(
-    upstream: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unsupported_version_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "installed_version", lambda name="sglang": "0.7.0")
     report = diagnose([step_patch()])
     assert not report.ok
     assert "found:    0.7.0" in text_of(report)
 
 
-def test_json_says_the_same(upstream: ModuleType) -> None:
+def test_json_says_the_same() -> None:
     report = json.loads(json.dumps(diagnose([WRONG], [scheduler_use()]).to_json()))
     assert report["ok"] is False
     assert report["supported_sglang"] == SUPPORTED_SGLANG
@@ -161,7 +159,6 @@ def test_json_says_the_same(upstream: ModuleType) -> None:
 @pytest.mark.parametrize(("patch", "status"), [(DRIFTED, 0), (WRONG, 1)])
 @pytest.mark.parametrize("json_output", [True, False])
 def test_exit_status_and_output(
-    upstream: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     patch: Patch,

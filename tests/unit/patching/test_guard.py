@@ -15,11 +15,14 @@ from tests.unit.patching.stub_sglang import (
     MODULE,
     OWNER,
     UPSTREAM,
+    attribute_patch,
     known_body,
     scheduler_use,
     step_patch,
     wait_use,
 )
+
+pytestmark = pytest.mark.usefixtures("upstream")
 
 WAIT_BODY = fingerprint("def wait(timeout_s, *, quietly=False):\n    return timeout_s, quietly\n")[
     :16
@@ -46,19 +49,19 @@ def test_a_patch_that_fits_has_no_mismatch(upstream: ModuleType) -> None:
         (f"{OWNER}.message_class", "type"),
     ],
 )
-def test_a_target_that_cannot_be_wrapped(upstream: ModuleType, target: str, found: str) -> None:
+def test_a_target_that_cannot_be_wrapped(target: str, found: str) -> None:
     mismatch = only(guard.check(step_patch(target=target)), Aspect.TARGET)
     assert found in mismatch.found
     assert mismatch.blocking
 
 
-def test_a_changed_signature_names_both(upstream: ModuleType) -> None:
+def test_a_changed_signature_names_both() -> None:
     mismatch = only(guard.check(step_patch(signature="(self, batch)")), Aspect.SIGNATURE)
     assert (mismatch.expected, mismatch.found) == ("(self, batch)", "(self, batch, last=None)")
     assert mismatch.blocking
 
 
-def test_a_missing_name_is_named(upstream: ModuleType) -> None:
+def test_a_missing_name_is_named() -> None:
     patch = step_patch(relies_on="self.queue self.waiting")
     mismatch = only(guard.check(patch), Aspect.NAMES)
     assert "self.waiting" in mismatch.found
@@ -83,15 +86,8 @@ def test_a_changed_comment_is_no_change(load_upstream: Callable[[str], ModuleTyp
     assert guard.check(step_patch(fingerprints=known)) == []
 
 
-def test_an_attribute_is_read_by_its_class(upstream: ModuleType) -> None:
-    patch = step_patch(
-        target=f"{OWNER}.message_class",
-        kind=Kind.ATTRIBUTE,
-        hook=f"{HOOKS}:make_message",
-        signature="",
-        relies_on="self.message_class",
-    )
-    assert guard.check(patch) == []
+def test_an_attribute_is_read_by_its_class() -> None:
+    assert guard.check(attribute_patch()) == []
 
 
 @pytest.mark.parametrize(
@@ -102,14 +98,14 @@ def test_an_attribute_is_read_by_its_class(upstream: ModuleType) -> None:
         (f"{HOOKS}:NOT_CALLABLE", "reinstall sglang-prefill-ext"),
     ],
 )
-def test_a_hook_that_cannot_be_used(upstream: ModuleType, hook: str, remedy: str) -> None:
+def test_a_hook_that_cannot_be_used(hook: str, remedy: str) -> None:
     mismatch = only(guard.check(step_patch(hook=hook)), Aspect.HOOK)
     assert hook in mismatch.expected
     assert remedy in mismatch.remedy
 
 
 def test_an_error_of_the_machine_is_told_once_and_is_no_other_release(
-    upstream: ModuleType, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(*_: object) -> None:
         raise FileNotFoundError(2, "No such file or directory", "/no/home")
@@ -146,11 +142,11 @@ def test_a_target_wrapped_by_someone_else_is_still_read(
     ],
     ids=["class", "function", "class-method", "static-method", "inherited-method", "value"],
 )
-def test_a_use_that_fits_has_no_mismatch(upstream: ModuleType, use: Use) -> None:
+def test_a_use_that_fits_has_no_mismatch(use: Use) -> None:
     assert guard.check_use(use) == []
 
 
-def test_a_missing_member_is_named(upstream: ModuleType) -> None:
+def test_a_missing_member_is_named() -> None:
     use = scheduler_use(members=("queue", "waiting", "step", "sleeping"))
     mismatch = only(guard.check_use(use), Aspect.MEMBERS)
     assert (mismatch.id, mismatch.target) == ("used", OWNER)
@@ -160,7 +156,7 @@ def test_a_missing_member_is_named(upstream: ModuleType) -> None:
     assert mismatch.blocking
 
 
-def test_a_changed_signature_of_a_use_names_both(upstream: ModuleType) -> None:
+def test_a_changed_signature_of_a_use_names_both() -> None:
     mismatch = only(guard.check_use(wait_use(signature="(timeout_s)")), Aspect.SIGNATURE)
     assert mismatch.expected == "(timeout_s)"
     assert mismatch.found == "(timeout_s, *, quietly=False)"
@@ -181,9 +177,7 @@ def test_a_changed_body_of_a_use_is_found_and_refuses_nothing(
 
 
 @pytest.mark.parametrize("use", [wait_use(body=WAIT_BODY), wait_use(), scheduler_use()])
-def test_a_body_that_is_as_locked_or_not_locked_is_no_change(
-    upstream: ModuleType, use: Use
-) -> None:
+def test_a_body_that_is_as_locked_or_not_locked_is_no_change(use: Use) -> None:
     assert guard.check_body(use) == []
 
 
@@ -198,13 +192,13 @@ def test_a_body_that_is_as_locked_or_not_locked_is_no_change(
     ],
     ids=["no-module", "no-value", "no-attribute", "no-function", "no-class"],
 )
-def test_a_use_whose_target_is_gone(upstream: ModuleType, use: Use, found: str) -> None:
+def test_a_use_whose_target_is_gone(use: Use, found: str) -> None:
     mismatch = only(guard.check_use(use), Aspect.TARGET)
     assert found in mismatch.found
     assert mismatch.blocking
 
 
-def test_a_use_that_someone_wrapped_is_still_read(upstream: ModuleType, registry: Any) -> None:
+def test_a_use_that_someone_wrapped_is_still_read(registry: Any) -> None:
     registry.register(f"{MODULE}.wait", lambda result, *_args: result)
     registry.apply_hooks()
     assert guard.check_use(wait_use()) == []

@@ -14,13 +14,9 @@ from patches.tools import lock
 from sglang_prefill_ext.patching import guard, scan
 from sglang_prefill_ext.patching.scan import BORDER, PACKAGE
 from sglang_prefill_ext.patching.spec import Aspect, Group, Use, UseKind
-from tests.unit.patching.stub_sglang import (
-    MODULE,
-    OWNER,
-    UPSTREAM,
-    known_body,
-    step_patch,
-)
+from tests.unit.patching.stub_sglang import MODULE, OWNER, UPSTREAM, known_body, step_patch
+
+pytestmark = pytest.mark.usefixtures("upstream")
 
 HOOKS = f"""
 from {MODULE} import Message, wait
@@ -50,9 +46,7 @@ def build(hooks: str = HOOKS, **arguments: Any) -> dict[str, Use]:
 # What is found
 
 
-def test_what_is_imported_is_found_and_what_of_a_changed_class_is_read(
-    upstream: ModuleType,
-) -> None:
+def test_what_is_imported_is_found_and_what_of_a_changed_class_is_read() -> None:
     uses = build()
     assert {target: use.kind for target, use in uses.items()} == {
         OWNER: UseKind.CLASS,
@@ -66,7 +60,7 @@ def test_what_is_imported_is_found_and_what_of_a_changed_class_is_read(
     assert all(use.body for use in uses.values() if use.kind is UseKind.FUNCTION)
 
 
-def test_what_is_changed_is_not_also_used(upstream: ModuleType) -> None:
+def test_what_is_changed_is_not_also_used() -> None:
     assert PATCH.target not in build()
     inherited = step_patch(target=f"{MODULE}.Base.inherited", hook=PATCH.hook)
     source = HOOKS + "    scheduler.inherited()\n"
@@ -75,7 +69,7 @@ def test_what_is_changed_is_not_also_used(upstream: ModuleType) -> None:
     assert f"{OWNER}.inherited" not in {use.target for use in uses}
 
 
-def test_a_use_belongs_to_the_hooks_that_reach_it(upstream: ModuleType) -> None:
+def test_a_use_belongs_to_the_hooks_that_reach_it() -> None:
     frontend = step_patch(group=Group.FRONTEND, hook=PATCH.hook, target=f"{OWNER}.score")
     both = lock.build(modules(), [PATCH, frontend], {})
     assert {use.groups for use in both} == {(Group.FRONTEND, Group.SCHEDULER)}
@@ -85,7 +79,7 @@ def test_a_use_belongs_to_the_hooks_that_reach_it(upstream: ModuleType) -> None:
     assert uses[OWNER] == (Group.SCHEDULER,)
 
 
-def test_what_is_handed_is_looked_up_for_its_group(upstream: ModuleType) -> None:
+def test_what_is_handed_is_looked_up_for_its_group() -> None:
     handed = {Group.DETOKENIZER: (f"{MODULE}.Base", f"{MODULE}.LIMIT")}
     uses = build(handed=handed)
     assert uses[f"{MODULE}.Base"] == Use(
@@ -94,36 +88,30 @@ def test_what_is_handed_is_looked_up_for_its_group(upstream: ModuleType) -> None
     assert uses[f"{MODULE}.LIMIT"].kind is UseKind.VALUE
 
 
-def test_only_what_is_handed_on_is_read_elsewhere(
-    upstream: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_what_is_handed_on_is_read_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "visits" not in build()[OWNER].members
     monkeypatch.setattr(lock, "READ_ELSEWHERE", {OWNER})
     assert "visits" in build()[OWNER].members
 
 
-def test_of_a_module_is_used_what_is_read_there(upstream: ModuleType) -> None:
+def test_of_a_module_is_used_what_is_read_there() -> None:
     uses = build("from sglang import managers\nmanagers.wait(1)\nmanagers.Message")
     assert uses.keys() == {OWNER, f"{MODULE}.wait", f"{MODULE}.Message"}
 
 
 @pytest.mark.parametrize("use", ["Scheduler()", "class Ours(Scheduler): ...", "Scheduler.queue"])
-def test_the_constructor_of_what_is_made_or_derived_from_is_used(
-    upstream: ModuleType, use: str
-) -> None:
+def test_the_constructor_of_what_is_made_or_derived_from_is_used(use: str) -> None:
     uses = build(f"from {MODULE} import Scheduler\n{use}")
     assert (f"{OWNER}.__init__" in uses) is ("queue" not in use)
 
 
-def test_what_is_imported_and_does_not_exist_is_an_error(upstream: ModuleType) -> None:
+def test_what_is_imported_and_does_not_exist_is_an_error() -> None:
     with pytest.raises(AttributeError, match="leap"):
         build(f"from {MODULE} import leap")
 
 
 def test_what_is_called_of_a_library_has_a_signature_and_no_body(
-    load_upstream: Callable[[str], ModuleType],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    load_upstream: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(lock, "GUARDED", ())
     monkeypatch.setattr(lock, "LIBRARIES", ("sglang",))
@@ -140,14 +128,14 @@ def test_what_is_called_of_a_library_has_a_signature_and_no_body(
 # The file
 
 
-def test_a_lock_is_read_as_it_was_written(upstream: ModuleType, tmp_path: Path) -> None:
+def test_a_lock_is_read_as_it_was_written(tmp_path: Path) -> None:
     uses = build()
     path = tmp_path / "lock.json"
     path.write_text(lock.dump(uses.values()))
     assert lock.load_uses(path) == tuple(uses[target] for target in sorted(uses))
 
 
-def test_a_lock_has_a_line_a_use_in_the_order_of_the_targets(upstream: ModuleType) -> None:
+def test_a_lock_has_a_line_a_use_in_the_order_of_the_targets() -> None:
     uses = [*build().values()]
     text = lock.dump(uses)
     assert text == lock.dump(reversed(uses))

@@ -51,9 +51,7 @@ def test_an_override_is_found_below_a_subclass_without_one() -> None:
         def step(self) -> str:
             return "elsewhere"
 
-    assert list(reach.overrides(Owner, "step", hook)) == [
-        f"{__name__}.{Grandchild.__qualname__}",
-    ]
+    assert list(reach.overrides(Owner, "step", hook)) == [f"{__name__}.{Grandchild.__qualname__}"]
 
 
 def test_an_override_is_found_below_a_subclass_that_calls_the_hook() -> None:
@@ -68,6 +66,4 @@ def test_an_override_is_found_below_a_subclass_that_calls_the_hook() -> None:
         def step(self) -> str:
             return "elsewhere"
 
-    assert list(reach.overrides(Owner, "step", hook)) == [
-        f"{__name__}.{Grandchild.__qualname__}",
-    ]
+    assert list(reach.overrides(Owner, "step", hook)) == [f"{__name__}.{Grandchild.__qualname__}"]

@@ -101,8 +101,7 @@ class Child(Base):
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["slot", "declared", "in_base", "fill", "constant", "first", "second", "typed", "read"],
+    "name", ["slot", "declared", "in_base", "fill", "constant", "first", "second", "typed", "read"]
 )
 def test_a_member_may_be_defined_declared_or_assigned(name: str) -> None:
     assert missing_members(Child, [name]) == []
