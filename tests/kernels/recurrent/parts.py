@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,6 +35,33 @@ def joined_part(
     """Prefixes, and behind them rows; see `Part.joined`."""
     first, others = _sequences(prefixes, slots_of_prefixes), _sequences(rows, slots_of_rows)
     return _on(device, Part.joined(0, first, others, room))
+
+
+def assert_called_as_by_sglang(
+    carry: Callable[..., None],
+    kernel: Any,
+    inputs: RuleInputs,
+    of_layer: Sequence[Tensor],
+    states: Tensor,
+    part: DevicePart,
+) -> None:
+    """`carry` makes the same outputs and states, bit by bit, as SGLang's own call of a kernel.
+
+    Args:
+        of_layer: queries, keys and values.
+    """
+    own, of_sglang, found = states.clone(), states.clone(), torch.full_like(of_layer[2], torch.nan)
+    carry(inputs, own, part, found)
+    assert inputs.beta is not None
+    made = kernel.extend(
+        *(each[None].clone() for each in (*of_layer, inputs.g, inputs.beta)),
+        ssm_states=of_sglang,
+        cache_indices=part.slots,
+        query_start_loc=part.bounds,
+    )
+    wanted = made[0] if isinstance(made, tuple) else made
+    assert torch.equal(found, wanted[0])
+    assert torch.equal(own, of_sglang)
 
 
 def assert_agrees_with_torch(

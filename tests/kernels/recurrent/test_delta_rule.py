@@ -12,7 +12,12 @@ from sglang_prefill_ext.border.model.recurrent.delta_rule import carry, kernel_i
 from sglang_prefill_ext.recurrent.inputs import delta_rule_inputs
 from sglang_prefill_ext.recurrent.layers import RuleWay, by_torch
 from tests.kernels.recurrent.interpreted import delta_rule_interpreted  # noqa: F401
-from tests.kernels.recurrent.parts import assert_agrees_with_torch, assert_joined_as_apart, part_of
+from tests.kernels.recurrent.parts import (
+    assert_agrees_with_torch,
+    assert_called_as_by_sglang,
+    assert_joined_as_apart,
+    part_of,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:tl.make_block_ptr is deprecated")
 
@@ -43,21 +48,9 @@ def test_the_kernels_are_called_as_by_sglang(device: torch.device) -> None:
     v = draw(sum(LENS), VALUE_HEADS, DIM).to(device, torch.float16)
     a, b = draw(2, sum(LENS), VALUE_HEADS).to(device, torch.float16)
     inputs = kernel_inputs(*draw(2, VALUE_HEADS).to(device), q, k, v, a, b)
-    states, part = (
-        draw(3, VALUE_HEADS, DIM, DIM).to(device),
-        part_of(LENS, [0, 2, 1], device, keep=True),
-    )
-    own, of_sglang, found = states.clone(), states.clone(), torch.full_like(v, torch.nan)
-    carry(inputs, own, part, found)
-    assert inputs.beta is not None
-    wanted, _, _ = TritonGDNKernel().extend(
-        *(q[None], k[None], v[None], inputs.g[None], inputs.beta[None]),
-        ssm_states=of_sglang,
-        cache_indices=part.slots,
-        query_start_loc=part.bounds,
-    )
-    assert torch.equal(found, wanted[0])
-    assert torch.equal(own, of_sglang)
+    states = draw(3, VALUE_HEADS, DIM, DIM).to(device)
+    part = part_of(LENS, [0, 2, 1], device, keep=True)
+    assert_called_as_by_sglang(carry, TritonGDNKernel(), inputs, (q, k, v), states, part)
 
 
 @pytest.mark.parametrize(

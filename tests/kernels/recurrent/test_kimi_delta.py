@@ -26,7 +26,12 @@ from sglang_prefill_ext.border.model.recurrent import delta_rule
 from sglang_prefill_ext.border.model.recurrent.delta_rule import carry_kimi, kimi_kernel_inputs
 from sglang_prefill_ext.recurrent.inputs import delta_rule_inputs
 from sglang_prefill_ext.recurrent.layers import RuleWay, by_torch
-from tests.kernels.recurrent.parts import assert_agrees_with_torch, assert_joined_as_apart, part_of
+from tests.kernels.recurrent.parts import (
+    assert_agrees_with_torch,
+    assert_called_as_by_sglang,
+    assert_joined_as_apart,
+    part_of,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:tl.make_block_ptr is deprecated")
 
@@ -106,17 +111,7 @@ def test_the_kernels_are_called_as_by_sglang(device: torch.device) -> None:
     inputs = kimi_kernel_inputs(*weights, q, k, v, a, b)
     states = torch.randn(3, HEADS, DIM, DIM, generator=torch.Generator().manual_seed(4)).to(device)
     part = part_of(LENS, [0, 2, 1], device, keep=True)
-    own, of_sglang, found = states.clone(), states.clone(), torch.full_like(v, torch.nan)
-    carry_kimi(inputs, own, part, found)
-    assert inputs.beta is not None
-    wanted = TritonKDAKernel().extend(
-        *(q[None], k[None], v[None].clone(), inputs.g[None], inputs.beta[None]),
-        ssm_states=of_sglang,
-        cache_indices=part.slots,
-        query_start_loc=part.bounds,
-    )
-    assert torch.equal(found, wanted[0])
-    assert torch.equal(own, of_sglang)
+    assert_called_as_by_sglang(carry_kimi, TritonKDAKernel(), inputs, (q, k, v), states, part)
 
 
 @pytest.mark.parametrize(

@@ -140,18 +140,17 @@ def test_replays_answer_as_eager_forwards_do(device: torch.device, kind: str) ->
     assert graphs.graph_use.forwards == {"graph": len(FORWARDS) + 1}
 
 
-def test_more_rows_or_prefixes_than_there_are_states_for_run_eagerly(device: torch.device) -> None:
-    graphs, eager = executors(device, "delta rule")
+@pytest.mark.parametrize(
+    ("kind", "counted"), [("delta rule", "too_large"), ("convolution", "graph")], ids=KINDS
+)
+def test_more_rows_or_prefixes_than_there_are_states_for_run_eagerly(
+    device: torch.device, kind: str, counted: str
+) -> None:
+    """A convolution has no states of which there are too few."""
+    graphs, eager = executors(device, kind)
     for forward in BEYOND.values():
         agree(graphs, eager, forward)
-    assert graphs.graph_use.forwards == {"too_large": len(BEYOND)}
-
-
-def test_a_convolution_has_no_states_of_which_there_are_too_few(device: torch.device) -> None:
-    graphs, eager = executors(device, "convolution")
-    for forward in BEYOND.values():
-        agree(graphs, eager, forward)
-    assert graphs.graph_use.forwards == {"graph": len(BEYOND)}
+    assert graphs.graph_use.forwards == {counted: len(BEYOND)}
 
 
 @each_kind
