@@ -156,8 +156,7 @@ async def test_the_engine_puts_an_id_in_the_place_of_an_adapters_name(path: Path
 
 @pytest.mark.parametrize("end", ["failed", "rejected", "left", "late"])
 async def test_every_end_releases_the_adapter_once(path: Path, end: str) -> None:
-    engine = StubEngine()
-    engine.fall_silent()
+    engine = StubEngine(silent=True)
     rows = replace(ROWS, adapter="tuned")
     if end == "late":
         engine.link.is_open.clear()
@@ -190,8 +189,7 @@ async def test_a_front_end_that_dies_leaves_nothing_in_the_engine(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(messages, "BEAT_S", 0.05)
-    engine = StubEngine()
-    engine.fall_silent()
+    engine = StubEngine(silent=True)
     broker = Broker(engine, path)
     other = EngineConnection(path, FrontendMetrics(), StubCollector())
     async with broker.running(), other.running():
@@ -222,8 +220,7 @@ def watched(path: Path) -> tuple[EngineConnection, list[bool]]:
 async def test_an_engine_that_goes_ends_its_calls_and_one_that_comes_takes_new_ones(
     path: Path,
 ) -> None:
-    engine = StubEngine()
-    engine.fall_silent()
+    engine = StubEngine(silent=True)
     connection, changes = watched(path)
     async with connection.running():
         with pytest.raises(EngineUnavailableError, match="--prefill-only-attach"):
@@ -254,8 +251,7 @@ async def test_an_engine_that_leaves_gets_no_more_calls_and_answers_those_it_has
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(messages, "BEAT_S", 0.02)
-    engine = StubEngine()
-    engine.fall_silent()
+    engine = StubEngine(silent=True)
     connection, changes = watched(path)
     async with connection.running():
         async with Broker(engine, path).running():
@@ -297,8 +293,7 @@ from sglang_prefill_ext.attach.broker import Broker
 from tests.unit.attach.engines import StubEngine
 
 async def main():
-    engine = StubEngine()
-    engine.fall_silent()
+    engine = StubEngine(silent=True)
     async with Broker(engine, Path(sys.argv[1])).running():
         await asyncio.Event().wait()
 
@@ -520,8 +515,7 @@ async def test_what_cannot_be_counted_loses_no_call_that_came_with_it(
 async def test_of_two_calls_of_one_name_the_second_is_not_started(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = StubEngine()
-    engine.fall_silent()
+    engine = StubEngine(silent=True)
     async with attached(engine, path) as (_, connection, _):
         call = messages.Rows("twice", to_bytes(ROWS), NO_OPTIONS)
         for message in (call, call):
@@ -563,8 +557,7 @@ async def test_a_front_end_that_is_busy_is_not_taken_for_a_dead_one(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(messages, "BEAT_S", 0.02)
-    engine = StubEngine()
-    engine.fall_silent()
+    engine = StubEngine(silent=True)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
     async with Broker(engine, path).running():
         busy = context.socket(zmq.SocketType.DEALER)  # says hello, asks, and never beats

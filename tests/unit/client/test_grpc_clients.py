@@ -171,8 +171,7 @@ async def test_a_call_that_finds_nobody_is_repeated_until_its_time_is_over(
 ) -> None:
     with pytest.raises(ServerUnavailableError, match=r"UNAVAILABLE: .*Start front ends there"):
         await ask("127.0.0.1:9", "score", lambda score: score([1], [[2]], [4]), retries=ONCE)
-    engine = StubEngine()
-    engine.fall_silent()
+    engine = StubEngine(silent=True)
     async with listening(engine, path) as (address, _):
         late = Options(timeout_s=0.3)
         with pytest.raises(DeadlineExceededError, match="longer timeout_s"):
@@ -180,8 +179,7 @@ async def test_a_call_that_finds_nobody_is_repeated_until_its_time_is_over(
 
 
 async def test_a_client_that_is_closed_within_a_call_says_so(path: Path) -> None:
-    engine = StubEngine()
-    engine.fall_silent()
+    engine = StubEngine(silent=True)
     async with listening(engine, path) as (address, _):
         client = PrefillClient(f"grpc://{address}")
         aio = AsyncPrefillClient(f"grpc://{address}")
@@ -198,8 +196,7 @@ async def test_a_client_that_is_closed_within_a_call_says_so(path: Path) -> None
 async def test_a_call_that_is_cancelled_before_its_client_is_closed_stays_cancelled(
     path: Path,
 ) -> None:
-    engine = StubEngine()
-    engine.fall_silent()
+    engine = StubEngine(silent=True)
     async with listening(engine, path) as (address, _):
         aio = AsyncPrefillClient(f"grpc://{address}")
         asking = asyncio.ensure_future(aio.score([1], [[2]], [4]))

@@ -40,9 +40,16 @@ class LateCounts(ExpertCounts):
 
 
 def blocks_of(
-    layers: int, policy: MoePolicy = MoePolicy.PADDING_RATIO, times: Any = None, **more: Any
+    layers: int,
+    policy: MoePolicy = MoePolicy.PADDING_RATIO,
+    times: Any = None,
+    *,
+    here: bool = False,
+    **more: Any,
 ) -> tuple[ExpertBlocks, LateCounts]:
+    """`here`: counts arrive at once."""
     counts = LateCounts(layers, EXPERTS, torch.device("cpu"))
+    counts.here = here
     blocks = ExpertBlocks(layers, EXPERTS, TABLE, policy, times or {}, counts, **more)
     blocks.learning = True
     return blocks, counts
@@ -64,8 +71,7 @@ EVEN, ONE = ids_of(range(EXPERTS)), ids_of([3])
 
 def test_each_layer_is_chosen_by_how_it_routed_before() -> None:
     some = ids_of([0] * 24 + [*range(1, EXPERTS)])  # 51 rows for all experts but one
-    blocks, counts = blocks_of(3)
-    counts.here = True
+    blocks, _ = blocks_of(3, here=True)
     routing = (EVEN, ONE, some)
     forward(blocks, *routing)
     forward(blocks, *routing)  # the transfer of the counts begins
@@ -84,16 +90,14 @@ def test_nobody_waits_for_counts_that_are_on_the_way() -> None:
 
 
 def test_only_some_forwards_are_looked_at() -> None:
-    blocks, counts = blocks_of(2)
-    counts.here = True
+    blocks, counts = blocks_of(2, here=True)
     for _ in range(3 * LOOK_EVERY):
         forward(blocks, EVEN, EVEN)
     assert counts.looks == pytest.approx(3, abs=1)
 
 
 def test_counted_forwards_are_announced_so_that_they_are_not_replayed() -> None:
-    blocks, counts = blocks_of(1)
-    counts.here = True
+    blocks, counts = blocks_of(1, here=True)
     announced = []
     for number in range(2 * LOOK_EVERY + 4):
         counted = blocks.next_forward()
@@ -122,8 +126,7 @@ def test_before_anybody_has_asked_nothing_is_learnt() -> None:
 
 
 def test_a_graph_is_captured_with_what_is_known_and_counts_nothing() -> None:
-    blocks, counts = blocks_of(1)
-    counts.here = True
+    blocks, counts = blocks_of(1, here=True)
     for _ in range(3):
         forward(blocks, EVEN)
     looks = counts.looks
@@ -133,8 +136,7 @@ def test_a_graph_is_captured_with_what_is_known_and_counts_nothing() -> None:
 
 
 def test_the_choice_is_for_the_tokens_of_this_forward() -> None:
-    blocks, counts = blocks_of(1)
-    counts.here = True
+    blocks, _ = blocks_of(1, here=True)
     for _ in range(3):
         forward(blocks, EVEN)
     few, many = EVEN[:1300], EVEN.repeat(10, 1)
@@ -152,8 +154,7 @@ def test_with_times_the_fastest_is_chosen() -> None:
 
 
 def test_the_balance_is_that_of_the_forward_that_was_looked_at() -> None:
-    blocks, counts = blocks_of(2)
-    counts.here = True
+    blocks, _ = blocks_of(2, here=True)
     for _ in range(3):
         forward(blocks, EVEN, ONE)
     even, one = blocks.balance
@@ -165,8 +166,7 @@ def test_the_balance_is_that_of_the_forward_that_was_looked_at() -> None:
 
 def test_the_device_chooses_between_two_in_graphs_too() -> None:
     times = {LARGE: BlockTime(0, 1.0), SMALL: BlockTime(0, 1.1)}
-    blocks, counts = blocks_of(1, MoePolicy.AUTO, times, source=MoeSource.DEVICE)
-    counts.here = True
+    blocks, _ = blocks_of(1, MoePolicy.AUTO, times, source=MoeSource.DEVICE, here=True)
     (chosen,) = forward(blocks, EVEN)
     assert isinstance(chosen, Pair)
     assert {chosen.first, chosen.second} == {LARGE, SMALL}
@@ -174,8 +174,7 @@ def test_the_device_chooses_between_two_in_graphs_too() -> None:
 
 
 def test_the_balance_is_that_of_what_the_device_took() -> None:
-    blocks, counts = blocks_of(2, source=MoeSource.DEVICE)
-    counts.here = True
+    blocks, _ = blocks_of(2, source=MoeSource.DEVICE, here=True)
     some = ids_of([0] * 24 + [*range(1, EXPERTS)])
     for _ in range(3):
         chosen = forward(blocks, EVEN, some)
@@ -188,8 +187,7 @@ def test_the_balance_is_that_of_what_the_device_took() -> None:
 def test_of_tokens_that_mostly_go_elsewhere_few_rows_are_expected() -> None:
     # 125 rows an expert if all are here, 63 if half of them are.
     for share, expected in ((1.0, None), (0.5, SMALL)):
-        blocks, counts = blocks_of(1, share=share)
-        counts.here = True
+        blocks, _ = blocks_of(1, share=share, here=True)
         for _ in range(2):
             forward(blocks, EVEN)
         assert forward(blocks, EVEN) == [expected]

@@ -231,8 +231,7 @@ async def test_wrong_requests_are_refused(
 
 
 async def test_a_call_that_is_cancelled_or_late_leaves_nothing_behind(path: Path) -> None:
-    engine = StubEngine()
-    engine.fall_silent()
+    engine = StubEngine(silent=True)
     async with served(engine, path) as (stub, _):
         call = stub.Score(id_request([1], [[2]]))
         await until(lambda: len(engine.link.sent) == 1)
@@ -299,8 +298,7 @@ async def test_a_wrong_message_ends_its_stream_after_the_answers_before_it(path:
 
 
 async def test_a_stream_that_is_left_leaves_nothing_behind(path: Path) -> None:
-    engine = StubEngine()
-    engine.fall_silent()
+    engine = StubEngine(silent=True)
 
     async def requests() -> AsyncIterator[pb.ScoreRequest]:
         yield id_request([1, 2], [[3]])

@@ -77,8 +77,7 @@ async def test_the_health_is_that_of_the_engine() -> None:
 
 
 async def test_calls_over_the_limit_are_refused_and_those_under_way_answered(path: Path) -> None:
-    engine = StubEngine()
-    engine.fall_silent()
+    engine = StubEngine(silent=True)
     async with (
         serving(engine, path, max_calls=2) as address,
         grpc.aio.insecure_channel(address, OWN) as first,

@@ -176,17 +176,18 @@ class Simulation:
     def unanswered(self) -> set[int]:
         return set(range(len(self.requests))) - set(self.results)
 
-    def submit(self, request: PlainRequest, **options: Any) -> None:
-        number = len(self.requests)
-        is_common = request.prefix == COMMON_PREFIX
-        request = PlainRequest(
-            COMMON_PREFIX if is_common else _mark(request.prefix, number),
-            [_mark(suffix, number) for suffix in request.suffixes],
-            request.labels,
-            request.shared_labels,
-        )
-        self.requests.append(request)
-        self.runtime.submit(f"job-{number}", request.pack(), number, **options)
+    def submit(self, *requests: PlainRequest, **options: Any) -> None:
+        for each in requests:
+            number = len(self.requests)
+            is_common = each.prefix == COMMON_PREFIX
+            marked = PlainRequest(
+                COMMON_PREFIX if is_common else _mark(each.prefix, number),
+                [_mark(suffix, number) for suffix in each.suffixes],
+                each.labels,
+                each.shared_labels,
+            )
+            self.requests.append(marked)
+            self.runtime.submit(f"job-{number}", marked.pack(), number, **options)
 
     def step(self, launch: bool = True) -> None:
         launches, in_flight = len(self.executor.launches), len(self.executor.in_flight)
@@ -478,8 +479,7 @@ def test_waiting_is_told_from_computing(clock: SimpleNamespace) -> None:
 
 def test_waiting_requests_share_a_forward_and_the_prefix() -> None:
     simulation = Simulation(StubExecutor(asynchronous=False))
-    for _ in range(4):
-        simulation.submit(SMALL)
+    simulation.submit(*[SMALL] * 4)
     simulation.step()
     assert simulation.executor.launches == [[0, 1, 2, 3]]
     assert simulation.executor.num_tokens == [3 + 4 * 2]
@@ -490,8 +490,7 @@ def test_waiting_requests_share_a_forward_and_the_prefix() -> None:
 
 def test_prompts_that_see_all_of_themselves_share_no_prefix() -> None:
     simulation = Simulation(StubExecutor(asynchronous=False, causal=False))
-    for _ in range(2):
-        simulation.submit(SMALL)
+    simulation.submit(SMALL, SMALL)
     simulation.finish()
     assert sum(simulation.executor.num_tokens) == 2 * 8
     assert simulation.runtime.stats.tokens_saved == 0
@@ -510,8 +509,7 @@ def test_places_inside_prompts_fail_where_prompts_see_all_of_themselves() -> Non
 
 def test_a_step_may_take_fewer() -> None:
     simulation = Simulation(StubExecutor(asynchronous=False))
-    for _ in range(4):
-        simulation.submit(SMALL)
+    simulation.submit(*[SMALL] * 4)
     simulation.runtime.step(join_tokens=7)
     assert simulation.executor.launches == [[0, 1]]
     simulation.runtime.step(join_tokens=0)
@@ -530,8 +528,7 @@ def test_repeated_rows_are_computed_once() -> None:
 
 def test_a_failed_launch_spares_the_forward_of_another_job_in_flight() -> None:
     simulation = Simulation(StubExecutor(asynchronous=True, failing_launches=frozenset({3})))
-    simulation.submit(REQUEST)
-    simulation.submit(REQUEST)
+    simulation.submit(REQUEST, REQUEST)
     simulation.finish()
     assert [simulation.results[number].status for number in range(2)] == ["ok", "failed"]
     assert simulation.results[1].message == "MemoryError: out of memory"
@@ -539,8 +536,7 @@ def test_a_failed_launch_spares_the_forward_of_another_job_in_flight() -> None:
 
 def test_of_a_failed_shared_forward_each_job_runs_alone_once() -> None:
     simulation = Simulation(StubExecutor(asynchronous=False, guilty=1))
-    for _ in range(3):
-        simulation.submit(SMALL)
+    simulation.submit(SMALL, SMALL, SMALL)
     simulation.finish()
     assert simulation.executor.launches == [[0, 1, 2], [0], [1], [2]]
     assert [result.status for result in simulation.results.values()] == ["ok", "failed", "ok"]
@@ -549,8 +545,7 @@ def test_of_a_failed_shared_forward_each_job_runs_alone_once() -> None:
 
 def test_what_a_job_launched_before_it_started_over_is_ignored() -> None:
     simulation = Simulation(StubExecutor(asynchronous=True, failing_waits=frozenset({1})))
-    simulation.submit(SMALL)
-    simulation.submit(PlainRequest([1] * 3, [[2] * 4, [3] * 6], [[1]] * 2, True))
+    simulation.submit(SMALL, PlainRequest([1] * 3, [[2] * 4, [3] * 6], [[1]] * 2, True))
     simulation.finish()
     # The second forward was in flight when the first one failed and both jobs started over.
     assert simulation.executor.launches == [[0, 1], [1], [0], [1], [1]]
@@ -560,8 +555,7 @@ def test_what_a_job_launched_before_it_started_over_is_ignored() -> None:
 
 def test_a_job_whose_company_left_in_flight_is_not_blamed() -> None:
     simulation = Simulation(StubExecutor(asynchronous=True, failing_waits=frozenset({1})))
-    simulation.submit(SMALL)
-    simulation.submit(SMALL)
+    simulation.submit(SMALL, SMALL)
     simulation.step()
     simulation.abort(0)
     simulation.finish()
@@ -582,8 +576,7 @@ def test_k_v_of_one_prefix_is_held_at_a_time() -> None:
 
 def test_an_abort_reaches_the_job_of_that_whole_name_alone() -> None:
     simulation = Simulation(StubExecutor(asynchronous=False))
-    for _ in range(12):
-        simulation.submit(REQUEST)
+    simulation.submit(*[REQUEST] * 12)
     simulation.step()  # so that one has begun
     for beginning in ("", "j", "job", "job-", "job-12", "job-1 "):
         simulation.runtime.abort(beginning)
@@ -631,8 +624,7 @@ def test_a_full_queue_rejects_at_once_and_says_when_to_come_again() -> None:
     limits = QueueLoad(tokens=20, rows=10, bytes=10**6)
     simulation = Simulation(StubExecutor(asynchronous=False), replace(POLICY, limits=limits))
     simulation.runtime.stats.record_pace(tokens=320, seconds=10.0)
-    simulation.submit(REQUEST)
-    simulation.submit(SMALL)
+    simulation.submit(REQUEST, SMALL)
     assert simulation.results[1].status is Status.REJECTED
     assert "21 tokens would wait, the limit is 20" in simulation.results[1].message
     assert simulation.results[1].retry_after_s == REQUEST.num_tokens / 32
@@ -664,8 +656,7 @@ def test_a_measured_pace_counts_only_while_more_waits_than_a_forward_takes() -> 
     simulation.submit(SMALL, deadline_ms=1_000.0)  # 5 tokens take 0.5 s
     assert runtime.deadline_pace == math.inf
     assert [runtime.overdue(now_ms) for now_ms in (600.0, 1_001.0)] == [False, True]
-    simulation.submit(SMALL)
-    simulation.submit(SMALL)
+    simulation.submit(SMALL, SMALL)
     assert runtime.deadline_pace == 10.0
     assert [runtime.overdue(now_ms) for now_ms in (400.0, 600.0)] == [False, True]
 
