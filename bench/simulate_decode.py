@@ -13,12 +13,7 @@ from rich.table import Table
 from bench.command import Bench
 from bench.drawing import new_table
 from bench.options import Name, Seed
-from bench.simulation.decode_run import (
-    REGIMES,
-    VARIANTS,
-    DecodeOutcome,
-    simulate_decode,
-)
+from bench.simulation.decode_run import REGIMES, VARIANTS, DecodeOutcome, simulate_decode
 from bench.simulation.decode_traffic import DecodeCost, draw_decode_traffic
 
 LOADS = [0.7, 0.95, 1.3]

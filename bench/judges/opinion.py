@@ -68,11 +68,7 @@ class Verdict:
 
 
 def compare(
-    judge: str,
-    stock: Opinion,
-    extension: Opinion,
-    counted: Mapping[str, int],
-    tolerance: float,
+    judge: str, stock: Opinion, extension: Opinion, counted: Mapping[str, int], tolerance: float
 ) -> Verdict:
     """Compare two opinions; see `Verdict`.
 

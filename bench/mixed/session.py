@@ -16,15 +16,7 @@ from bench.load import (
     poisson_arrivals,
     run_loop,
 )
-from bench.mixed.mix import (
-    SATURATED_BY,
-    VARIANTS,
-    Mix,
-    MixPlan,
-    MixResult,
-    draw_mix,
-    slowdowns,
-)
+from bench.mixed.mix import SATURATED_BY, VARIANTS, Mix, MixPlan, MixResult, draw_mix, slowdowns
 from bench.run import Run
 from bench.score.plan import STOCK, server_flags
 from bench.server import MeasuredServer

@@ -365,9 +365,7 @@ FAULTS = (
 )
 
 
-def test_routers_and_connections_may_fail_under_load(
-    engines: tuple[Serving, Serving],
-) -> None:
+def test_routers_and_connections_may_fail_under_load(engines: tuple[Serving, Serving]) -> None:
     """A few of the faults of ``python -m bench.fleet.faults``."""
     memory = [each.client.memory() for each in engines]
     with wires_to([each.server.port for each in engines]) as wires:

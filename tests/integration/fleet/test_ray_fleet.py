@@ -162,9 +162,7 @@ def test_an_engine_that_is_killed_is_replaced_and_loses_no_request(fleet: OnRay)
     assert_all_right(load)
 
 
-def test_a_fleet_gets_smaller_by_hand_and_larger_with_the_outstanding_tokens(
-    fleet: OnRay,
-) -> None:
+def test_a_fleet_gets_smaller_by_hand_and_larger_with_the_outstanding_tokens(fleet: OnRay) -> None:
     with load_of(fleet) as load:
         load.wait_more(8)
         fleet.deploy("1")

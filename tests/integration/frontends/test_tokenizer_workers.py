@@ -12,13 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.support.client import (
-    Client,
-    Json,
-    generate_body,
-    score_body,
-    wait_until,
-)
+from tests.integration.support.client import Client, Json, generate_body, score_body, wait_until
 from tests.integration.support.own_server import Serving, serving
 from tests.integration.support.parity import assert_same_answer, assert_tokens_agree
 from tests.integration.support.processes import scheduler_pid, sent, stopped, tokens_under_way

@@ -136,9 +136,7 @@ def test_adapters_answer_otherwise_than_the_model_and_each_other(client: Client)
 
 
 def test_texts_and_the_openai_way_of_naming_an_adapter(
-    client: Client,
-    model_dir: Callable[[str], Path],
-    oracle: Callable[[str, list[int]], Any],
+    client: Client, model_dir: Callable[[str], Path], oracle: Callable[[str, list[int]], Any]
 ) -> None:
     tokenizer: Any = AutoTokenizer.from_pretrained(model_dir("qwen3"))
     exact = oracle("a", tokenizer.encode(TEXT))[-1]

@@ -17,12 +17,7 @@ from sglang_prefill_ext.modelmaker import catalogue
 from tests.integration.support.client import OPT_OUT, Client, Json, random_ids, wait_until
 from tests.integration.support.own_server import Serving, serving
 from tests.integration.support.parity import TOLERANCE, assert_same, assert_same_ranking, both
-from tests.integration.support.processes import (
-    scheduler_pid,
-    sent,
-    stopped,
-    tokens_under_way,
-)
+from tests.integration.support.processes import scheduler_pid, sent, stopped, tokens_under_way
 
 pytestmark = pytest.mark.timeout(900)
 

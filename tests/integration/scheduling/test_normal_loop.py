@@ -13,13 +13,7 @@ import pytest
 
 from sglang_prefill_ext.process.ports import free_port
 from tests.integration.support import native_grpc
-from tests.integration.support.client import (
-    Client,
-    Json,
-    generate_body,
-    score_body,
-    wait_until,
-)
+from tests.integration.support.client import Client, Json, generate_body, score_body, wait_until
 from tests.integration.support.generation import assert_generation_is_undisturbed
 from tests.integration.support.own_server import Serving, serving
 from tests.integration.support.parity import (

@@ -20,12 +20,7 @@ def embeds(seed: int, *shape: int, hidden: int = HIDDEN) -> NDArray[np.float32]:
 
 
 def body_with(
-    seed: int,
-    prefix: int,
-    suffixes: list[int],
-    in_query: int,
-    in_item: int,
-    hidden: int = HIDDEN,
+    seed: int, prefix: int, suffixes: list[int], in_query: int, in_item: int, hidden: int = HIDDEN
 ) -> Json:
     """A request whose prompts have placeholders at random places, and embeddings for them."""
     rng = random.Random(seed)

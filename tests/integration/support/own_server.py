@@ -37,10 +37,7 @@ def client_of(server: LocalServer) -> Iterator[Client]:
 
 @contextmanager
 def serving(
-    model: Path,
-    name: str,
-    *flags: str,
-    env: Mapping[str, str] | None = None,
+    model: Path, name: str, *flags: str, env: Mapping[str, str] | None = None
 ) -> Iterator[Serving]:
     """A server for the caller alone and its client; the log is ``.cache/logs/<name>.log``.
 

@@ -102,11 +102,7 @@ def late_answer(
 
 @contextmanager
 def held_back(
-    server: LocalServer,
-    client: Client,
-    pool: Executor,
-    bodies: list[Json],
-    path: str = "/v1/score",
+    server: LocalServer, client: Client, pool: Executor, bodies: list[Json], path: str = "/v1/score"
 ) -> Iterator[list[Future[httpx.Response]]]:
     """Send packed requests while the scheduler sleeps in a stock batch, until the block is left.
 

@@ -213,10 +213,7 @@ def test_a_layer_is_the_same_whichever_entry_the_device_takes(
 
 @pytest.mark.parametrize("elsewhere", [0.0, 0.6], ids=["all experts here", "most elsewhere"])
 def test_the_device_takes_what_the_routing_of_this_forward_asks_for(
-    launched: list[tuple[int, int]],
-    sglangs_layer: Any,
-    layer: dict[str, Tensor],
-    elsewhere: float,
+    launched: list[tuple[int, int]], sglangs_layer: Any, layer: dict[str, Tensor], elsewhere: float
 ) -> None:
     generator = torch.Generator().manual_seed(3)
     taken = set()

@@ -93,11 +93,7 @@ def assert_agrees_with_torch(
 
 
 def assert_joined_as_apart(
-    way: RuleWay,
-    inputs: RuleInputs,
-    prefixes: list[int],
-    rows: list[int],
-    slots: list[int],
+    way: RuleWay, inputs: RuleInputs, prefixes: list[int], rows: list[int], slots: list[int]
 ) -> None:
     """Prefixes and rows in one part are carried as in two, whatever that part has room for.
 

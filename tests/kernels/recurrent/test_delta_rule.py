@@ -62,11 +62,7 @@ def test_the_kernels_are_called_as_by_sglang(device: torch.device) -> None:
     ],
 )
 def test_rows_start_behind_prefixes_of_the_same_part(
-    device: torch.device,
-    dtype: torch.dtype,
-    prefixes: list[int],
-    rows: list[int],
-    slots: list[int],
+    device: torch.device, dtype: torch.dtype, prefixes: list[int], rows: list[int], slots: list[int]
 ) -> None:
     """As by a part of prefixes and one of rows; what a part has room for changes nothing."""
     draw = partial(torch.randn, generator=torch.Generator().manual_seed(3))

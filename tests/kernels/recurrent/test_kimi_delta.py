@@ -90,11 +90,7 @@ def drawn(
     ("keep", "slots", "fused"), [(True, [2, 0, 1], 256), (False, [1, 1, 0], 0)]
 )
 def test_both_ways_agree(
-    device: torch.device,
-    keep: bool,
-    slots: list[int],
-    fused: int,
-    monkeypatch: pytest.MonkeyPatch,
+    device: torch.device, keep: bool, slots: list[int], fused: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delta_rule, "_FUSED_PROGRAMS", fused)
     weights, inputs = drawn(device, 1)

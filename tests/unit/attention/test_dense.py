@@ -11,11 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sglang_prefill_ext.attention.dense import (
-    DenseAttention,
-    packed_attention,
-    readout_attention,
-)
+from sglang_prefill_ext.attention.dense import DenseAttention, packed_attention, readout_attention
 from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.layout.tokens import ForwardLayout, GroupSpan
 from tests.unit.attention.inputs import (

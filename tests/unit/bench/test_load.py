@@ -8,14 +8,7 @@ import numpy as np
 import pytest
 
 from bench.http_client import LoadError, post_bytes
-from bench.load import (
-    Measurement,
-    Window,
-    closed_loop,
-    open_loop,
-    poisson_arrivals,
-    run_loop,
-)
+from bench.load import Measurement, Window, closed_loop, open_loop, poisson_arrivals, run_loop
 from tests.unit.bench.stand_in import StandIn
 
 

@@ -5,12 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from bench.http_client import LoadError
-from bench.status import (
-    PackedCounters,
-    packed_counters,
-    packed_requests,
-    scheduled_requests,
-)
+from bench.status import PackedCounters, packed_counters, packed_requests, scheduled_requests
 from tests.unit.bench.stand_in import StandIn
 
 

@@ -4,13 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.workloads import (
-    ClosedLoop,
-    OpenLoop,
-    Shape,
-    draw_requests,
-    parse_load,
-)
+from bench.workloads import ClosedLoop, OpenLoop, Shape, draw_requests, parse_load
 from sglang_prefill_ext.errors import ConfigError
 
 shapes = st.builds(Shape, st.integers(1, 40), st.integers(0, 40), st.integers(1, 20))

@@ -7,12 +7,7 @@ from typing import Any
 
 import pytest
 
-from sglang_prefill_ext.config import (
-    Order,
-    PrefillOnlyConfig,
-    Switch,
-    config_from_mapping,
-)
+from sglang_prefill_ext.config import Order, PrefillOnlyConfig, Switch, config_from_mapping
 from sglang_prefill_ext.config.knobs import flag_name, shown_default
 from sglang_prefill_ext.errors import ConfigError
 

@@ -402,9 +402,7 @@ def test_utilisation_is_the_busy_share_of_late() -> None:
         max_size=60,
     )
 )
-def test_whatever_happens_nothing_is_left_in_the_end(
-    steps: list[tuple[str, str, float]],
-) -> None:
+def test_whatever_happens_nothing_is_left_in_the_end(steps: list[tuple[str, str, float]]) -> None:
     loads, now_s = loads_of("a", "b", "c"), 0.0
     open_tickets: list[tuple[ReplicaLoad, int]] = []
     for step, replica, number in steps:

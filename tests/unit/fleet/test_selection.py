@@ -7,13 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as changed
 
-from sglang_prefill_ext.attach.carrier import (
-    EngineState,
-    Offer,
-    encode,
-    fingerprint_of,
-    state_from,
-)
+from sglang_prefill_ext.attach.carrier import EngineState, Offer, encode, fingerprint_of, state_from
 from sglang_prefill_ext.errors import EngineUnavailableError
 from sglang_prefill_ext.fleet.health import Health
 from sglang_prefill_ext.fleet.loads import Loads

@@ -14,12 +14,7 @@ from sglang_prefill_ext.forward import calibration, pace
 from sglang_prefill_ext.forward.calibration import Calibration, calibrate
 from sglang_prefill_ext.forward.executor import PackedExecutor
 from sglang_prefill_ext.forward.memory import MemoryModel
-from sglang_prefill_ext.forward.pace import (
-    CHUNK_TOKENS,
-    Pace,
-    measured_pace,
-    sampled_tokens,
-)
+from sglang_prefill_ext.forward.pace import CHUNK_TOKENS, Pace, measured_pace, sampled_tokens
 from sglang_prefill_ext.forward.upload import ForwardCompletion
 from sglang_prefill_ext.layout.recurrence_plan import Recurrence
 from sglang_prefill_ext.scheduling.budget import ForwardBudget

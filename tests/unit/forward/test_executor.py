@@ -78,9 +78,7 @@ def _packed(model: TinyModel, request: PlainRequest, budget: int, readout_rows: 
 
 
 @given(plain_requests())
-def test_prompts_of_an_encoder_see_all_of_themselves(
-    request: PlainRequest,
-) -> None:
+def test_prompts_of_an_encoder_see_all_of_themselves(request: PlainRequest) -> None:
     model = TinyModel()
     model.causal = False
     executor = PackedExecutor(model, readout_bytes=4 * VOCAB)

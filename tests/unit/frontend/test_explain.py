@@ -3,11 +3,7 @@ from __future__ import annotations
 import json
 
 from sglang_prefill_ext.frontend.answers import Scored
-from sglang_prefill_ext.frontend.explain import (
-    experts_recently,
-    explain_packed,
-    explain_stock,
-)
+from sglang_prefill_ext.frontend.explain import experts_recently, explain_packed, explain_stock
 from sglang_prefill_ext.wire.arrays import int_array
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.read import Labels

@@ -8,11 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from sglang_prefill_ext.errors import (
-    DeadlineExceededError,
-    RequestAbortedError,
-    ServerBusyError,
-)
+from sglang_prefill_ext.errors import DeadlineExceededError, RequestAbortedError, ServerBusyError
 from sglang_prefill_ext.frontend.worker import Worker
 from tests.unit.frontend.links import StubRequest
 

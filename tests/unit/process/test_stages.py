@@ -32,9 +32,7 @@ def test_a_stage_that_comes_again_counts_its_first_time(monkeypatch: pytest.Monk
     assert startup.as_dict() == {"patches": 1.0, "model": 3.0, "total": 4.0}
 
 
-def test_a_clock_that_was_set_back_gives_no_negative_stage(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_clock_that_was_set_back_gives_no_negative_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     clock(monkeypatch, 9.0)
     startup = Startup(lambda: 10.0)
     startup.mark("imports")

@@ -9,11 +9,7 @@ from hypothesis import strategies as st
 
 from sglang_prefill_ext.config import Order, PrefillOnlyConfig
 from sglang_prefill_ext.scheduling.budget import UNLIMITED, ForwardBudget, QueueLoad
-from sglang_prefill_ext.scheduling.policy import (
-    IterationPolicy,
-    SchedulingPolicy,
-    policy_of,
-)
+from sglang_prefill_ext.scheduling.policy import IterationPolicy, SchedulingPolicy, policy_of
 
 
 def test_every_flag_reaches_its_place() -> None:

@@ -69,12 +69,7 @@ def _value(prompt: list[int], label: int) -> float:
 
 
 class StubCompletion:
-    def __init__(
-        self,
-        executor: StubExecutor,
-        owners: list[int],
-        values: list[float],
-    ) -> None:
+    def __init__(self, executor: StubExecutor, owners: list[int], values: list[float]) -> None:
         self._executor, self._owners, self._values = executor, owners, values
         self._number = len(executor.launches)
         self._looks = executor.looks

@@ -11,12 +11,7 @@ from hypothesis import strategies as st
 
 from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
-from sglang_prefill_ext.scheduling.split import (
-    Piece,
-    cacheable_prefix,
-    split_request,
-    unfit_row,
-)
+from sglang_prefill_ext.scheduling.split import Piece, cacheable_prefix, split_request, unfit_row
 from tests.unit.wire.strategies import PlainRequest, asking, plain_requests
 
 MAX_SUFFIX = 5

@@ -9,12 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.errors import ConfigError
-from sglang_prefill_ext.shared_device.placement import (
-    Placement,
-    core_groups,
-    doubts,
-    usable_cores,
-)
+from sglang_prefill_ext.shared_device.placement import Placement, core_groups, doubts, usable_cores
 
 ON_MPS = Placement(
     pid=1,

@@ -6,12 +6,7 @@ import msgspec
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
-from sglang_prefill_ext.texts.settings import (
-    added_tokens,
-    normalizers_of,
-    settings_of,
-    space_mark,
-)
+from sglang_prefill_ext.texts.settings import added_tokens, normalizers_of, settings_of, space_mark
 from tests.unit.texts.made import PROVEN, json_of, settings
 from tests.unit.texts.test_undivided import SPACES_MARKED
 

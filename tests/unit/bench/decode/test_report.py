@@ -3,12 +3,7 @@ from __future__ import annotations
 import pytest
 
 from bench.decode.plan import ALONE, OPEN, SATURATED
-from bench.decode.report import (
-    Finding,
-    findings,
-    pace_by_share,
-    phase_table,
-)
+from bench.decode.report import Finding, findings, pace_by_share, phase_table
 from bench.score.plan import EXTENSION, STOCK
 from tests.unit.bench.commands import printed
 from tests.unit.bench.results import decode_result

@@ -4,11 +4,7 @@ from dataclasses import replace
 
 from rich.table import Table
 
-from bench.schedulers.report import (
-    measured_table,
-    model_table,
-    off_by,
-)
+from bench.schedulers.report import measured_table, model_table, off_by
 from bench.schedulers.session import SchedulersResult
 from tests.unit.bench.commands import printed
 

@@ -7,10 +7,7 @@ import pytest
 
 from sglang_prefill_ext.border.activation import ATTRIBUTE
 from sglang_prefill_ext.border.dp_controller import several_schedulers
-from sglang_prefill_ext.border.dp_controller.several_schedulers import (
-    ask_for_replicas,
-    share_room,
-)
+from sglang_prefill_ext.border.dp_controller.several_schedulers import ask_for_replicas, share_room
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.shared_device.board import BOARD_VARIABLE, Board
 

@@ -7,9 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from sglang_prefill_ext.border.tokenizer_manager.stock_counters import (
-    RequestCounters,
-)
+from sglang_prefill_ext.border.tokenizer_manager.stock_counters import RequestCounters
 from sglang_prefill_ext.frontend.answers import Served
 from tests.unit.border.collectors import collector, samples
 

@@ -5,11 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_prefill_ext.fleet.planning.cost import (
-    UNMEASURED_TOKENS_PER_S,
-    RowCosts,
-    Speed,
-)
+from sglang_prefill_ext.fleet.planning.cost import UNMEASURED_TOKENS_PER_S, RowCosts, Speed
 
 SPEED = Speed(launch_s=0.5, token_s=0.01, pair_s=0.001, max_forward_tokens=100)
 

@@ -17,12 +17,7 @@ from sglang_prefill_ext.layout.recurrence_parts import Room
 from sglang_prefill_ext.layout.recurrence_plan import Recurrence, RecurrencePlan
 from sglang_prefill_ext.layout.tokens import ForwardLayout
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
-from sglang_prefill_ext.scheduling.graph_room import (
-    ForwardSize,
-    graph_holds,
-    groups_of,
-    states_of,
-)
+from sglang_prefill_ext.scheduling.graph_room import ForwardSize, graph_holds, groups_of, states_of
 from sglang_prefill_ext.scheduling.planner import ForwardPlan, plan_forward
 from sglang_prefill_ext.scheduling.split import split_request
 from tests.unit.attention.strategies import layout, layouts

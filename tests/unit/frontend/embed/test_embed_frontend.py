@@ -188,9 +188,7 @@ async def test_many_token_ids_are_packed_off_the_event_loop(
     assert (await setup.frontend.embed(IDS, PLAIN, None)).vectors == [[1.0], [2.0]]
 
 
-async def test_large_batches_are_packed_off_the_event_loop(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_large_batches_are_packed_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[threading.Thread] = []
 
     def noting_pack(*args: Any, **options: Any) -> Any:
