@@ -214,6 +214,7 @@ def test_pauses_under_load_are_within_the_statistics(client: Client) -> None:
     for seed in range(20):
         client.score(score_body(seed, 20, [3] * 100))
     after = client.collect_garbage("collect")
+    assert {each["pid"] for each in after} == before.keys()
     for each in after:
         pauses = each["pauses"]
         assert pauses["count"] > before[each["pid"]]["count"]
