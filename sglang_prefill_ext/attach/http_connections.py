@@ -31,6 +31,9 @@ closed breaks."""
 
 _CONNECT_S = 2.0
 
+_UNKNOWN_AUTHORITY = range(18, 22)
+"""OpenSSL's codes for a certificate that is signed by itself, or whose signer is not known."""
+
 
 class Answer(NamedTuple):
     """The answer to a request; `head` has the status line and headers."""
@@ -201,8 +204,7 @@ class HttpConnections:
                     transport.get_extra_info("socket").setsockopt(*option)
                 return connection
         except (OSError, UnicodeError) as error:  # also TimeoutError, and those of TLS
-            why = str(error) or f"no connection within {_CONNECT_S:g} s"
-            raise EngineUnavailableError(why) from error
+            raise EngineUnavailableError(_unopened(error)) from error
 
 
 @cache
@@ -212,6 +214,16 @@ def _tls() -> ssl.SSLContext:
 
 def _lines(headers: Mapping[str, str]) -> str:
     return "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+
+
+def _unopened(error: Exception) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        why = f"its certificate is not accepted: {error.verify_message.rstrip('.')}"
+        remedy = "; name the PEM file of its authority in SSL_CERT_FILE"
+        return why + remedy * (error.verify_code in _UNKNOWN_AUTHORITY)
+    if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
+        return "it does not use TLS; its URL may be one of http"
+    return str(error) or f"no connection within {_CONNECT_S:g} s"
 
 
 def _closed(error: Exception | None) -> str:

@@ -261,7 +261,7 @@ async def test_certificates_are_verified(tmp_path: Path, monkeypatch: pytest.Mon
     authority, tls = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(tls)
     async with running(lambda _: answer_bytes(b"x"), tls) as (engine, to):
-        with pytest.raises(EngineUnavailableError, match="certificate"):
+        with pytest.raises(EngineUnavailableError, match=r"certificate.*in SSL_CERT_FILE$"):
             await to.get("/", LIMIT_S)
         authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
         monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
@@ -269,6 +269,20 @@ async def test_certificates_are_verified(tmp_path: Path, monkeypatch: pytest.Mon
         trusting = HttpConnections(engine.url, {})
         assert (await trusting.get("/", LIMIT_S)).body == b"x"
         trusting.close()
+        elsewhere = HttpConnections(engine.url.replace("127.0.0.1", "localhost"), {})
+        with pytest.raises(EngineUnavailableError, match=r"not valid for 'localhost'$"):
+            await elsewhere.get("/", LIMIT_S)
+
+
+async def test_an_engine_without_tls_is_told_from_one_that_is_not_there() -> None:
+    async def refuse(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(EngineUnavailableError, match="its URL may be one of http"):
+            await HttpConnections(f"https://127.0.0.1:{port}", {}).get("/", LIMIT_S)
 
 
 @pytest.mark.parametrize(
