@@ -71,6 +71,7 @@ class EngineState(msgspec.Struct, frozen=True):
         late: these are some seconds old, as a scheduler is in a long forward.
         tokens: of the packed requests of this process that are under way.
         leaving: it answers these, and then ends.
+        paused: an operator has paused it, so requests wait there.
     """
 
     fingerprint: str
@@ -79,6 +80,7 @@ class EngineState(msgspec.Struct, frozen=True):
     late: bool
     tokens: int
     leaving: bool = False
+    paused: bool = False
     version: str = __version__
 
     @property

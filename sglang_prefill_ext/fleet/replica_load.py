@@ -26,11 +26,12 @@ class ReplicaLoad:
 
     Attributes:
         draining: it gets no more work, but may finish what it has.
+        halted: it says that it computes nothing for now, so it gets work only if no other can.
         speed: how fast it has been recently.
     """
 
     def __init__(self, speed: Speed, now_s: float) -> None:
-        self.draining = False
+        self.draining = self.halted = False
         self.speed = RecentSpeed(speed)
         self._sent: dict[int, _Sent] = {}
         self._outstanding = 0.0
@@ -192,14 +193,15 @@ class ReplicaLoad:
     def _own_health(self, now_s: float) -> Health:
         """Its health, apart from whether it is to leave.
 
-        It is suspect if its oldest part takes twice as long as expected, with others' work before.
+        It is suspect if its oldest part takes twice as long as expected, with others' work before,
+        or if it is halted.
         """
         if self._failures.are_final:
             return Health.DOWN
         silent_s, patience_s = now_s - self._progress_s, math.inf
         if self._sent:
             patience_s = 2 * (self._next_answer_s + self._others_before_s) + _GRACE_S
-        may_work = silent_s <= patience_s and now_s >= self._failures.retry_s
+        may_work = silent_s <= patience_s and now_s >= self._failures.retry_s and not self.halted
         return Health.UP if may_work else Health.SUSPECT
 
     def _advance(self, now_s: float) -> None:

@@ -122,12 +122,15 @@ class Selection:
         if state.schedulers:
             self._note_load(replica, state, now_s)
         self.choose()
-        if replica.url in self._loads:
-            self._loads[replica.url].draining = state.leaving
+        if (load := self._loads.get(replica.url)) is not None:
+            load.draining = state.leaving
+            load.halted = state.paused or not state.schedulers
             if state.leaving:
                 _explain(replica, "It is shutting down.", logging.INFO)
             elif not state.schedulers:
                 _explain(replica, "Its schedulers do not answer.", logging.WARNING)
+            elif state.paused:
+                _explain(replica, "It is paused; /continue_generation ends that.", logging.INFO)
             else:
                 replica.why = ""
 

@@ -58,7 +58,11 @@ def add_carrier_routes(
         found, late = await schedulers.answer_within(_SCHEDULERS_WAIT_S, _SCHEDULERS_AGE_S)
         told = [{k: v for k, v in each.items() if k not in _LEFT_OUT} for each in found or []]
         offered = None if query.get("known") == fingerprint else offer
-        state = EngineState(fingerprint, offered, told, late, engine.tokens, engine.leaving)
+        state = EngineState(
+            *(fingerprint, offered, told, late, engine.tokens),
+            leaving=engine.leaving,
+            paused=engine.paused,
+        )
         return Response(carrier.encode(state), media_type=carrier.MSGPACK)
 
     async def rows(raw_request: Request) -> Response:

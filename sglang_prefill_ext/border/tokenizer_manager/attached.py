@@ -80,6 +80,11 @@ class AttachableEngine:
         return bool(self._manager.gracefully_exit)
 
     @property
+    def paused(self) -> bool:
+        """Whether requests wait for `/continue_generation`."""
+        return bool(self._manager.is_pause)
+
+    @property
     def timeout_ms(self) -> int:
         """See `engine.Engine`."""
         return self._path.config.timeout_ms

@@ -46,7 +46,7 @@ class CountingEngine(StubEngine):
         end: returned instead of such an answer, if set.
     """
 
-    tokens, weights, leaving = 0, "m default", False
+    tokens, weights, leaving, paused = 0, "m default", False, False
     end: PackedResult | None = None
 
     def __init__(self) -> None:

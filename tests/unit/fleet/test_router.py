@@ -297,6 +297,22 @@ async def test_an_engine_that_is_late_and_whose_schedulers_fall_silent_is_told_s
         await until(lambda: silent.why == "Its schedulers do not answer.")
 
 
+async def test_a_paused_engine_gets_no_work_while_there_is_another() -> None:
+    stubs = Stub(), Stub()
+    async with routed(*stubs) as one:
+        await one.wait_for(up=2)
+        stubs[0].engine.paused = True
+        await one.wait_for(up=1, suspect=1)
+        assert (await one.whys())[0] == "It is paused; /continue_generation ends that."
+        for _ in range(3):
+            assert (await one.http.post("/v1/score", json=SCORE)).status_code == 200
+            assert (await one.http.post("/generate", json={})).status_code == 418
+        assert not stubs[0].whole
+        assert not stubs[0].engine.rows
+        stubs[0].engine.paused = False
+        await one.wait_for(up=2)
+
+
 async def test_an_engine_that_declines_rows_does_not_end_packing() -> None:
     declining, other = Stub(), Stub()
     declining.engine.end = PackedResult(Status.DECLINED, StockReason.KNOWN_ANSWERS_DIFFER)

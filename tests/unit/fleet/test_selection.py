@@ -88,6 +88,10 @@ class Fleet:
     def silence(self, url: str) -> None:
         self.selection.take_silence(self.replicas[url], EngineUnavailableError("It is silent."))
 
+    def available(self) -> list[str]:
+        states = self.loads.snapshot(time.monotonic()).states
+        return [url for url, state in states.items() if state.available]
+
     def whys(self) -> list[str]:
         return [each.why for each in self.replicas.values()]
 
@@ -187,6 +191,24 @@ def test_what_waited_when_schedulers_last_answered_is_not_told_again() -> None:
     outstanding_s = load.outstanding_s(now_s)
     fleet.answer("a", tokens=10**9, late=True)
     assert load.outstanding_s(now_s) == outstanding_s
+
+
+def test_an_engine_that_computes_nothing_for_now_gets_work_only_if_no_other_can() -> None:
+    fleet = Fleet("a", "b")
+    for url in ("a", "b"):
+        fleet.answer(url, offer())
+    halts: list[tuple[dict[str, Any], str]] = [
+        ({"paused": True}, "It is paused; /continue_generation ends that."),
+        ({"schedulers": []}, "Its schedulers do not answer."),
+    ]
+    for halted, why in halts:
+        fleet.answer("b", **halted)
+        assert (fleet.available(), fleet.whys()) == (["a"], ["", why])
+        fleet.answer("a", **halted)
+        assert (fleet.available(), fleet.whys()) == (["a", "b"], [why, why])
+        for url in ("a", "b"):
+            fleet.answer(url)
+        assert (fleet.available(), fleet.whys()) == (["a", "b"], ["", ""])
 
 
 def test_an_engine_that_leaves_gets_no_more_work(caplog: pytest.LogCaptureFixture) -> None:
