@@ -72,6 +72,7 @@ class EngineState(msgspec.Struct, frozen=True):
         tokens: of the packed requests of this process that are under way.
         leaving: it answers these, and then ends.
         paused: an operator has paused it, so requests wait there.
+        since_s: since when the offer has been this one, Unix time.
     """
 
     fingerprint: str
@@ -81,6 +82,7 @@ class EngineState(msgspec.Struct, frozen=True):
     tokens: int
     leaving: bool = False
     paused: bool = False
+    since_s: float = 0.0
     version: str = __version__
 
     @property

@@ -171,6 +171,7 @@ class Fleet:
         for event, longest_s in ((self._usable, timeout_s), (self._heard, _OTHERS_S)):
             with suppress(TimeoutError):
                 await asyncio.wait_for(event.wait(), longest_s)
+        self._selection.settled = True
         if not self.whole.available():
             logger.warning("No engine of the fleet can be used yet; requests get HTTP 503.")
 

@@ -27,11 +27,12 @@ class Member:
 
     Attributes:
         traits: by the name that users know; made once for an offer, whose tokenizer has many MB.
+        since_s: since when the engine has made it, Unix time.
         speed: the one that it reported first; None before.
     """
 
-    def __init__(self, offer: Offer) -> None:
-        self.offer = offer
+    def __init__(self, offer: Offer, since_s: float = 0.0) -> None:
+        self.offer, self.since_s = offer, since_s
         self.traits = _traits_of(offer)
         self.speed: Speed | None = None
 
@@ -67,18 +68,26 @@ def difference(own: Member, others: Member) -> str:
     )
 
 
-def chosen(members: Mapping[str, Member], current: Member | None) -> Member | None:
+def chosen(
+    members: Mapping[str, Member], current: Member | None, *, keeping: bool = True
+) -> Member | None:
     """Return a member with the traits that most engines have.
 
     Args:
         members: all engines that answer.
+        keeping: of traits that are as frequent, those of `current` are taken. Otherwise those that
+            an engine has had for longest, so that all router processes begin with the same ones.
 
     Returns:
         One of `members`; or `current`, if there are none, or no traits are more frequent than its.
     """
     votes = Counter(str(member.traits) for member in members.values())
+
+    def rank(each: Member) -> tuple[int, bool, float]:
+        return votes[str(each.traits)], keeping and each is current, -each.since_s
+
     candidates = [*members.values()] if current is None else [current, *members.values()]
-    return max(candidates, key=lambda each: votes[str(each.traits)], default=None)
+    return max(candidates, key=rank, default=None)
 
 
 def _explain(replica: Replica, why: str, level: int) -> None:
@@ -95,6 +104,9 @@ class Selection:
         replicas: all engines, by URL.
         loads: those that are in use.
         on_offer: called with the offer of the engines in use, whenever their answers change.
+
+    Attributes:
+        settled: each engine has had the time to answer, so the choice changes only for a majority.
     """
 
     def __init__(
@@ -105,6 +117,7 @@ class Selection:
         self._on_offer = on_offer
         self._alive: dict[str, Member] = {}
         self._chosen: Member | None = None
+        self.settled = False
 
     @property
     def offer(self) -> Offer | None:
@@ -117,7 +130,7 @@ class Selection:
         now_s = time.monotonic()
         known = self._alive.get(replica.url)
         if known is None or known.offer is not replica.offer:
-            self._alive[replica.url] = Member(replica.offer)
+            self._alive[replica.url] = Member(replica.offer, state.since_s)
             self._loads.pop(replica.url, None)  # it has restarted, or has other weights
         if state.schedulers:
             self._note_load(replica, state, now_s)
@@ -154,8 +167,8 @@ class Selection:
 
     def choose(self) -> None:
         """Put the engines into the fleet that answer alike, and take out those that differ."""
-        found = chosen(self._alive, self._chosen)
-        if found is not None and found is not self._chosen:
+        found = chosen(self._alive, self._chosen, keeping=self.settled)
+        if found is not None and (self._chosen is None or found.traits != self._chosen.traits):
             self._chosen = found
             self._on_offer(found.offer)
         for name, own in self._alive.items():

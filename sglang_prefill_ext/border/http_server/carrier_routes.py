@@ -49,6 +49,8 @@ def add_carrier_routes(
         schedulers: asks for their parts of the status page.
     """
 
+    changes = OfferChanges()
+
     async def facts(raw_request: Request) -> Response:
         offer = current_offer()
         fingerprint = carrier.fingerprint_of(offer)
@@ -62,6 +64,7 @@ def add_carrier_routes(
             *(fingerprint, offered, told, late, engine.tokens),
             leaving=engine.leaving,
             paused=engine.paused,
+            since_s=changes.since_s(fingerprint),
         )
         return Response(carrier.encode(state), media_type=carrier.MSGPACK)
 
@@ -85,6 +88,21 @@ def add_carrier_routes(
         Route(carrier.CALLS_PATH, calls, methods=["POST"]),
         Route(carrier.FACTS_PATH, facts, methods=["GET"]),
     ]
+
+
+class OfferChanges:
+    """Since when an engine makes its offer; the first one, since the engine started."""
+
+    def __init__(self) -> None:
+        self._fingerprint = ""
+        self._since_s = time.time()
+
+    def since_s(self, fingerprint: str) -> float:
+        """Since when this has been the fingerprint, Unix time; all routers are told the same."""
+        if self._fingerprint not in ("", fingerprint):
+            self._since_s = time.time()
+        self._fingerprint = fingerprint
+        return self._since_s
 
 
 async def _answered(
@@ -127,6 +145,7 @@ def _settings(manager: Any) -> dict[str, str]:
         "--context-length": manager.context_len,
         "--allow-auto-truncate": manager.allow_auto_truncate,
         "--enable-mis": args.enable_mis,
+        "--skip-tokenizer-init": args.skip_tokenizer_init,
         "weight version": manager.config_value("weight_version"),
     }
     return {name: str(value) for name, value in settings.items()}

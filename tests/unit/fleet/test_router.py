@@ -313,6 +313,16 @@ async def test_a_paused_engine_gets_no_work_while_there_is_another() -> None:
         await one.wait_for(up=2)
 
 
+async def test_routers_of_two_engines_that_differ_all_use_the_older_one() -> None:
+    stubs = Stub(), Stub(offer=an_offer(model_path="n"))
+    async with AsyncExitStack() as stack:
+        one = await stack.enter_async_context(routed(*stubs))
+        urls = [stub.url for stub in reversed(stubs)]
+        other = await stack.enter_async_context(routed(more=urls))
+        assert other.fleet.offer == one.fleet.offer == stubs[0].offer
+        assert "--model-path: 'n', the others have 'm'" in (await other.whys())[0]
+
+
 async def test_an_engine_that_declines_rows_does_not_end_packing() -> None:
     declining, other = Stub(), Stub()
     declining.engine.end = PackedResult(Status.DECLINED, StockReason.KNOWN_ANSWERS_DIFFER)

@@ -65,6 +65,29 @@ def test_most_engines_make_the_fleet_and_of_as_many_those_that_made_it() -> None
     assert chosen({"a": Member(offer())}, one) is one
 
 
+@pytest.mark.parametrize("order", ["ab", "ba", "abc", "cba", "bca"])
+def test_whichever_engine_answers_a_new_router_first_the_oldest_of_as_many_make_the_fleet(
+    order: str,
+) -> None:
+    one, other = offer(), offer(model_path="n")
+    offers, since_s = (
+        {"a": one, "b": other, "c": offer(model_path="k")},
+        {"a": 50, "b": 10, "c": 90},
+    )
+    fleet = Fleet(*order)
+    fleet.selection.settled = False
+    for url in order:
+        fleet.answer(url, offers[url], since_s=since_s[url])
+    assert (fleet.selection.offer, list(fleet.loads)) == (other, ["b"])
+
+
+def test_an_engine_that_comes_later_makes_no_fleet_because_it_is_older() -> None:
+    fleet, one = Fleet("a", "b"), offer()
+    fleet.answer("a", one, since_s=90)
+    fleet.answer("b", offer(model_path="n"), since_s=10)
+    assert (fleet.selection.offer, list(fleet.loads)) == (one, ["a"])
+
+
 NOT_USED = "It is not used, as it differs."
 
 
@@ -76,6 +99,7 @@ class Fleet:
         self.loads = Loads()
         self.offers: list[Offer] = []
         self.selection = Selection(self.replicas, self.loads, self.offers.append)
+        self.selection.settled = True
 
     def answer(
         self, url: str, own: Offer | None = None, *, busy_s: float = 1.0, **state: Any

@@ -1,11 +1,11 @@
-"""What an engine tells a router about the cost of its model."""
+"""What an engine tells a router about its offer, and the cost of its model."""
 
 from __future__ import annotations
 
 import pytest
 from transformers import AutoConfig
 
-from sglang_prefill_ext.border.http_server.carrier_routes import _pair_tokens
+from sglang_prefill_ext.border.http_server.carrier_routes import OfferChanges, _pair_tokens
 from sglang_prefill_ext.modelmaker.presets import PRESETS
 
 
@@ -42,3 +42,11 @@ def test_operations_of_a_pair_by_those_of_a_token(preset: str, pair: int, parame
 
 def test_what_cannot_be_counted_is_unknown() -> None:
     assert _pair_tokens(AutoConfig.for_model("mamba")) == 0
+
+
+def test_an_offer_is_as_old_as_the_engine_until_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = iter([100.0, 125.0, 130.0])
+    monkeypatch.setattr("time.time", lambda: next(now_s))
+    changes = OfferChanges()
+    told = [changes.since_s(fingerprint) for fingerprint in "aabba"]
+    assert told == [100.0, 100.0, 125.0, 125.0, 130.0]
