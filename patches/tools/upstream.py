@@ -1,16 +1,19 @@
 """Read the diffs in ``patches/`` and their descriptions.
 
-``python -m patches.tools.upstream`` renews the table in ``patches/README.md``.
+``python -m patches.tools.upstream`` renews the table in ``patches/README.md``, and the names by
+which `doctor` finds merged diffs.
 """
 
 from __future__ import annotations
 
 import email.policy
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sglang_prefill_ext.patching.merged import DIFFS_LOCK
 from sglang_prefill_ext.patching.spec import Patch
 from sglang_prefill_ext.patching.table import PATCHES
 
@@ -105,6 +108,12 @@ def _row(diff: Diff, patches: Sequence[Patch], columns: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def added(diffs: Sequence[Diff]) -> str:
+    """The text of ``diffs.lock.json``: a line for each diff that adds names."""
+    lines = [f" {json.dumps(diff.name)}: {json.dumps(diff.adds)}" for diff in diffs if diff.adds]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
 def renewed(page: Path, rendered: str) -> str:
     """The text of a page, with `rendered` in the place of what is between its markers.
 
@@ -117,9 +126,11 @@ def renewed(page: Path, rendered: str) -> str:
     return f"{parts['head']}\n\n{rendered}\n\n{parts['tail']}"
 
 
-def main(directory: Path = DIRECTORY) -> None:
+def main(directory: Path = DIRECTORY, lock: Path = DIFFS_LOCK) -> None:
     readme = directory / "README.md"
-    readme.write_text(renewed(readme, table(read_series(directory))), encoding="utf-8")
+    diffs = read_series(directory)
+    readme.write_text(renewed(readme, table(diffs)), encoding="utf-8")
+    lock.write_text(added(diffs), encoding="utf-8")
 
 
 if __name__ == "__main__":

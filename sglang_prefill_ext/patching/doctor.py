@@ -21,16 +21,18 @@ from rich.table import Column, Table
 
 from sglang_prefill_ext import SUPPORTED_SGLANG
 from sglang_prefill_ext.patching import guard, scan
-from sglang_prefill_ext.patching.spec import Mismatch, Patch, Use
+from sglang_prefill_ext.patching.merged import check_merged, load_added
+from sglang_prefill_ext.patching.spec import Aspect, Mismatch, Patch, Use
 from sglang_prefill_ext.patching.table import LIBRARY_USES, PATCHES, USES
 
 _DISTRIBUTIONS = ("sglang-prefill-ext", "sglang", "torch", "triton")
-_STYLES = {"ok": "green", "drift": "yellow", "mismatch": "bold red"}
+_STYLES = {"ok": "green", "drift": "yellow", "merged": "yellow", "mismatch": "bold red"}
 
 
 class Status(StrEnum):
     OK = "ok"
     DRIFT = "drift"  # the body changed in a release nobody verified; the hook still fits
+    MERGED = "merged"  # SGLang has a diff in whose place the patch is
     MISMATCH = "mismatch"
 
 
@@ -51,6 +53,8 @@ class Entry:
     def status(self) -> Status:
         if any(mismatch.blocking for mismatch in self.mismatches):
             return Status.MISMATCH
+        if any(mismatch.aspect is Aspect.MERGED for mismatch in self.mismatches):
+            return Status.MERGED
         return Status.DRIFT if self.mismatches else Status.OK
 
     def to_json(self) -> dict[str, Any]:
@@ -110,7 +114,10 @@ def diagnose(
     with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
         # What SGLang's modules print while they are imported is not part of the report.
         warnings.simplefilter("ignore")
-        patched = tuple(Entry(patch, tuple(guard.check(patch))) for patch in patches)
+        added = load_added()
+        patched = tuple(
+            Entry(patch, (*guard.check(patch), *check_merged(patch, added))) for patch in patches
+        )
         used = tuple(_entry(use, guard.check_use(use) or guard.check_body(use)) for use in uses)
         found = [(use, guard.check_library(use)) for use in libraries]
     return Report(

@@ -122,6 +122,7 @@ class Aspect(StrEnum):
     NAMES = "names relied on"
     MEMBERS = "members"
     BODY = "body"
+    MERGED = "what is merged"
     HOOK = "hook"
     APPLICATION = "application"
     OVERRIDE = "override"
@@ -133,8 +134,8 @@ class Mismatch:
 
     Attributes:
         id: `Patch.id` or `Use.id`; ``"all"`` for the version.
-        blocking: False for a changed body. The hook is still valid as far as can be told, but
-            nobody has verified that release.
+        blocking: False for a changed body, whose hook is still valid as far as can be told, but
+            nobody has verified that release; and for a merged diff.
         names: the members that a class lacks.
     """
 

@@ -24,10 +24,11 @@ warnings.simplefilter("ignore")
 from sglang.srt import server_args  # noqa: E402
 from sglang.srt.plugins import load_plugins  # noqa: E402
 
-from patches.tools import lock, upstream  # noqa: E402
+from patches.tools import lock  # noqa: E402
 from sglang_prefill_ext.border import patches  # noqa: E402
 from sglang_prefill_ext.errors import UnsupportedSGLangError  # noqa: E402
 from sglang_prefill_ext.patching import doctor, scan  # noqa: E402
+from sglang_prefill_ext.patching.merged import check_merged, load_added  # noqa: E402
 from sglang_prefill_ext.patching.source import underlying  # noqa: E402
 from sglang_prefill_ext.patching.spec import Group, Kind, Patch  # noqa: E402
 from sglang_prefill_ext.patching.table import PATCHES  # noqa: E402
@@ -88,14 +89,6 @@ def with_flags_only() -> dict[str, Any]:
     }
 
 
-def exists(name: str) -> bool:
-    try:
-        pkgutil.resolve_name(name)
-    except (ImportError, AttributeError):
-        return False
-    return True
-
-
 def hook_problem(patch: Patch) -> str:
     """The reason why the hook cannot be called like its target; empty if it can."""
     if patch.kind is Kind.ATTRIBUTE:
@@ -123,11 +116,10 @@ def with_everything() -> dict[str, Any]:
     patches.apply(tuple(Group))
     patches.apply(tuple(Group))
     states = [dataclasses.asdict(state) for state in patches.states()]
-    adds = {diff.number: diff.adds for diff in upstream.read_series(upstream.DIRECTORY)}
-    there = {diff for diff, names in adds.items() if any(map(exists, names))}
+    added = load_added()
     return {
         "states": states,
-        "superfluous": [patch.id for patch in PATCHES if there & {*patch.diffs.split()}],
+        "merged": [str(found) for patch in PATCHES for found in check_merged(patch, added)],
         "hook_problems": {patch.id: hook_problem(patch) for patch in PATCHES},
     }
 
@@ -171,6 +163,17 @@ def on_a_changed_sglang() -> dict[str, Any]:
         }
 
 
+def on_merged_diffs() -> dict[str, Any]:
+    """Run `doctor` on an SGLang that has one of three diffs in P10's place, and P76's only one."""
+    scheduler = importlib.import_module("sglang.srt.managers.scheduler").Scheduler
+    session = importlib.import_module("sglang.srt.session.session_controller").Session
+    with (
+        mock.patch.object(scheduler, "_refuse_unusable_embeds", other_names, create=True),
+        mock.patch.object(session, "clear_turns", other_names, create=True),
+    ):
+        return {"text": run_doctor(json_output=False), "json": run_doctor(json_output=True)}
+
+
 def main() -> None:
     report = {
         "flags": with_flags_only(),
@@ -178,6 +181,7 @@ def main() -> None:
         "lock": lock.dump(lock.build(scan.read_package())),
         "changed_uses": on_changed_uses(),
         "changed": on_a_changed_sglang(),
+        "merged": on_merged_diffs(),
         "everything": with_everything(),  # last, as patches stay
     }
     sys.stdout.write("\n" + json.dumps(report) + "\n")

@@ -97,7 +97,7 @@ def test_everything_applies_without_drift(probe: dict[str, Any]) -> None:
 
 
 def test_no_patch_has_become_superfluous(probe: dict[str, Any]) -> None:
-    assert probe["everything"]["superfluous"] == []
+    assert probe["everything"]["merged"] == []
 
 
 @each_patch
@@ -134,6 +134,27 @@ def test_a_changed_sglang_is_refused_and_left_alone(probe: dict[str, Any]) -> No
     assert "P11 sglang.srt.managers.scheduler.Scheduler.get_next_batch_to_run" in changed["refusal"]
     assert "P13 sglang.srt.managers.scheduler.Scheduler.abort_request" in changed["refusal"]
     assert changed["changed"] == []
+
+
+def test_doctor_tells_what_a_merged_diff_makes_superfluous(probe: dict[str, Any]) -> None:
+    merged = probe["merged"]
+    assert merged["text"]["status"] == merged["json"]["status"] == 0
+    assert "patch: 51 ok, 2 merged" in merged["text"]["output"]
+    for line in (
+        "Scheduler.init_request_dispatcher: what is merged differs",
+        "    found:    merged: 0030-refuse-embeddings-that-end-the-scheduler, by "
+        "sglang.srt.managers.scheduler.Scheduler._refuse_unusable_embeds",
+        "    remedy:   remove from sglang_prefill_ext.border.scheduler.scheduler_hooks:"
+        "attach_runtime what is merged; the rest is in place of 0003-plugin-message-types, "
+        "0004-out-of-band-work",
+        "    remedy:   remove the patch, and "
+        "sglang_prefill_ext.border.scheduler.session_turns:keep_turns",
+    ):
+        assert line in merged["text"]["output"]
+    report = json.loads(merged["json"]["output"])
+    assert report["ok"]
+    found = {entry["id"] for entry in report["patches"] if entry["status"] == "merged"}
+    assert found == {"P10", "P76"}
 
 
 # Our own code

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from patches.tools import upstream
+from sglang_prefill_ext.patching.merged import DIFFS_LOCK
 
 DIFFS = upstream.read_series(upstream.DIRECTORY)
 INSTALLED = metadata.distribution("sglang")
@@ -62,6 +63,7 @@ def test_the_series_lists_every_diff_once_and_in_order() -> None:
 def test_the_table_is_up_to_date() -> None:
     page = upstream.DIRECTORY / "README.md"
     assert page.read_text() == upstream.renewed(page, upstream.table(DIFFS)), upstream.__doc__
+    assert DIFFS_LOCK.read_text() == upstream.added(DIFFS), upstream.__doc__
 
 
 @each_diff

@@ -132,6 +132,19 @@ def test_a_library_that_differs_is_shown_and_stops_no_server() -> None:
     assert [each["status"] for each in listed] == ["ok", "drift"]
 
 
+def test_a_merged_diff_is_told_and_stops_no_server(
+    upstream: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "load_added", lambda: {"0001-a.patch": [f"{OWNER}.idle"]})
+    fits = step_patch(fingerprints=known_body(upstream))
+    report = diagnose([fits, step_patch(id="T2", fingerprints={"0.5.22": "0" * 64}), WRONG])
+    assert [e.status for e in report.patches] == [Status.MERGED, Status.MERGED, Status.MISMATCH]
+    assert diagnose([fits]).ok
+    text = text_of(report, width=120)
+    assert "patch: 2 merged, 1 mismatch\n" in text
+    assert text.count(f"    remedy:   remove the patch, and {fits.hook}\n") == 3
+
+
 def test_an_unsupported_version_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "installed_version", lambda name="sglang": "0.7.0")
     report = diagnose([step_patch()])

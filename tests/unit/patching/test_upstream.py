@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from patches.tools import upstream
+from sglang_prefill_ext.patching.merged import load_added
 from sglang_prefill_ext.patching.spec import Group, Kind, Patch
 
 TEXT = """\
@@ -143,8 +144,10 @@ def test_a_missing_marker_is_an_error(tmp_path: Path, marker: str) -> None:
         upstream.renewed(page, "new")
 
 
-def test_the_command_renews_the_readme(patch_file: Path, tmp_path: Path) -> None:
+def test_the_command_renews_the_readme_and_the_lock(patch_file: Path, tmp_path: Path) -> None:
     (tmp_path / "series").write_text(NAME)
     (tmp_path / "README.md").write_text(f"head\n{BEGIN}\n{END}\n")
-    upstream.main(tmp_path)
+    lock = tmp_path / "diffs.lock.json"
+    upstream.main(tmp_path, lock)
     assert f"[0007]({patch_file.name})" in (tmp_path / "README.md").read_text()
+    assert load_added(lock) == {NAME: ["sglang.loop.second", "sglang.loop.third"]}
