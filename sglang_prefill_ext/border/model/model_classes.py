@@ -111,7 +111,13 @@ RESIDUAL_IN_LAYERS = frozenset(
 attention, so that the last layer has to run on all tokens."""
 
 TOKENS_OR_EMBEDDINGS = frozenset(
-    {"Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration"}
+    {
+        "Gemma3nForCausalLM",
+        "Gemma3nForConditionalGeneration",
+        "Gemma4ForCausalLM",
+        "Gemma4ForConditionalGeneration",
+        "Gemma4UnifiedForConditionalGeneration",
+    }
 )
 """Model classes that fail if they are given `input_embeds` beside token ids, as SGLang does."""
 

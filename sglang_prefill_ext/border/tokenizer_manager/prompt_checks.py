@@ -21,6 +21,7 @@ from sglang_prefill_ext.frontend.token.token_call import (
     check_processor,
     check_readout,
 )
+from sglang_prefill_ext.wire.arrays import EmbeddingKind
 from sglang_prefill_ext.wire.checks import check_positions, check_prompt, wrong
 
 _SERVED_WITHOUT_DECODING = {
@@ -91,7 +92,7 @@ def _check(server: PrefillServer, obj: Any, input_ids: Any) -> None:
     _check_adapter(manager, obj)
     _check_readout(manager, obj, input_ids)
     if getattr(obj, "input_embeds", None) is not None:
-        check_input_embeds(obj.input_embeds, path.embeddings)
+        _check_embeds_of(obj, path.embeddings)
         return
     if input_ids is None:
         return
@@ -113,8 +114,7 @@ def _check(server: PrefillServer, obj: Any, input_ids: Any) -> None:
 
 def _check_decodes_nothing(manager: Any, obj: Any) -> None:
     """Refuse what a model that makes vectors cannot do; for one token SGLang answers a vector."""
-    asked = {**(manager.preferred_sampling_params or {}), **obj.sampling_params}
-    asked["return_logprob"] = bool(obj.return_logprob)
+    asked = _asked(manager, obj) | {"return_logprob": bool(obj.return_logprob)}
     for field, served in _SERVED_WITHOUT_DECODING.items():
         if (value := asked.get(field)) not in served:
             raise wrong(
@@ -122,6 +122,11 @@ def _check_decodes_nothing(manager: Any, obj: Any) -> None:
                 f"{value!r:.80} cannot be served, as this model makes vectors. Use /v1/embeddings, "
                 "/encode or /classify.",
             )
+
+
+def _asked(manager: Any, obj: Any) -> dict[str, Any]:
+    """The sampling parameters of a request, and those that the server prefers."""
+    return {**(manager.preferred_sampling_params or {}), **obj.sampling_params}
 
 
 def _keep_possible_stops(obj: Any, vocab_size: int) -> None:
@@ -165,8 +170,15 @@ def _check_session(given: dict[str, Any]) -> None:
     for name in ("id", "rid"):
         if isinstance(value := given.get(name), list | dict):
             raise wrong(f"session_params.{name}", f"{value!r:.80} is no text; send one.")
-    if (offset := given.get("offset")) and not isinstance(offset, int):
+    if (offset := given.get("offset")) is not None and not isinstance(offset, int):
         raise wrong("session_params.offset", f"{offset!r:.80} is no whole number; send one.")
+
+
+def _check_embeds_of(obj: Any, kind: EmbeddingKind) -> None:
+    """Check a prompt of embeddings. A session continues token ids, which such a prompt lacks."""
+    if (getattr(obj, "session_params", None) or {}).get("id"):
+        raise wrong("input_embeds", "a turn of a session takes none; send input_ids.")
+    check_input_embeds(obj.input_embeds, kind)
 
 
 def _check_adapter(manager: Any, obj: Any) -> None:
@@ -192,7 +204,7 @@ def _check_readout(manager: Any, obj: Any, input_ids: Any) -> None:
     """
     positions = obj.token_indices_to_pool
     generates = isinstance(obj, GenerateReqInput)
-    if positions is None or (generates and obj.sampling_params.get("max_new_tokens") != 0):
+    if positions is None or (generates and _asked(manager, obj).get("max_new_tokens") != 0):
         return
     if not generates and not reads_places(manager.model_config):
         check_readout(positions, None, in_one_piece=True)

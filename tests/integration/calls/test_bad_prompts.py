@@ -138,7 +138,10 @@ def test_a_list_of_hidden_states_ends_a_plain_server(client: Client, wanted: lis
 @pytest.mark.patch("P22")
 @pytest.mark.parametrize(
     "wrong",
-    [{"id": ["a"]}, {"id": {}}, {"rid": []}, {"offset": "1"}, {"offset": 1.5}, {"turn": 1}],
+    [
+        *({"id": ["a"]}, {"id": {}}, {"rid": []}),
+        *({"offset": "1"}, {"offset": 1.5}, {"offset": []}, {"turn": 1}),
+    ],
     ids=str,
 )
 def test_session_parameters_that_a_plain_server_fails_on(client: Client, wrong: Json) -> None:

@@ -21,6 +21,8 @@ from sglang_prefill_ext.border.scheduler.stock_requests import (
 
 PLACED = PositionalEmbeds([torch.zeros(2)], [3])
 
+ENCODER = SimpleNamespace(is_generation=False)
+
 
 class Complete:
     def forward(self, input_ids: Any, positions: Any, batch: Any, input_embeds: Any = None) -> None:
@@ -47,6 +49,10 @@ class Neither:
 
 class Gemma4ForConditionalGeneration(Complete):
     """It wants `input_embeds` without token ids."""
+
+
+class Gemma3nForCausalLM(Complete):
+    """So does it."""
 
 
 class Scheduler:
@@ -110,6 +116,11 @@ REQUESTS = {
             Gemma4ForConditionalGeneration(),
             {"placed": "embed_overrides: 1 ", "placed vector": "embed_overrides: 1 "}
             | {"whole": "input_embeds: 1, but SGLang's Gemma4"},
+        ),
+        (
+            Gemma3nForCausalLM(),
+            {"placed": "embed_overrides: 1 ", "placed vector": "embed_overrides: 1 "}
+            | {"whole": "input_embeds: 1, but SGLang's Gemma3n"},
         ),
     ],
     ids=lambda value: type(value).__name__,
@@ -187,7 +198,7 @@ def test_tokens_without_a_type_get_the_first_and_others_keep_theirs(
 ) -> None:
     requests = [SimpleNamespace(token_type_ids=each) for each in types]
     batch = SimpleNamespace(
-        reqs=requests, extend_lens=lens, extend_num_tokens=sum(lens), is_prefill_only=True
+        reqs=requests, extend_lens=lens, extend_num_tokens=sum(lens), model_config=ENCODER
     )
     joined = [kind for each in types if each is not None for kind in each]  # as SGLang does it
     stock = torch.tensor(joined) if joined else None
@@ -199,5 +210,6 @@ def test_tokens_without_a_type_get_the_first_and_others_keep_theirs(
 
 def test_a_batch_that_generates_is_left_as_it_is() -> None:
     forward_batch = SimpleNamespace(token_type_ids=torch.tensor([0, 1]))
-    type_all_tokens(None, forward_batch, SimpleNamespace(is_prefill_only=False))
+    batch = SimpleNamespace(model_config=SimpleNamespace(is_generation=True))
+    type_all_tokens(None, forward_batch, batch)
     assert forward_batch.token_type_ids.tolist() == [0, 1]
