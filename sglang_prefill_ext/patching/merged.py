@@ -32,9 +32,12 @@ def check_merged(patch: Patch, added: Mapping[str, Sequence[str]]) -> list[Misma
     if not merged:
         return []
     rest = [diff for diff in patch.diffs if not names[diff]]
-    remedy = f"remove the patch, and {patch.hook}"
+    remedy = f"remove the patch, and {patch.hook}, or call it by what is merged"
     if rest:
-        remedy = f"remove from {patch.hook} what is merged; the rest is in place of {_told(rest)}"
+        remedy = (
+            f"remove from {patch.hook} what is merged, or call it by that; the rest is in place of "
+            f"{_told(rest)}"
+        )
     found = f"merged: {_told(merged)}, by {', '.join(n for diff in merged for n in names[diff])}"
     expected = f"not merged: {_told(patch.diffs)}"
     return [

@@ -26,7 +26,7 @@ def test_the_only_diff_of_a_patch(load_upstream: Callable[[str], ModuleType]) ->
     assert (found.id, found.target, found.aspect) == (patch.id, patch.target, Aspect.MERGED)
     assert not found.blocking
     assert found.found == f"merged: 0001-a, by {MODULE}.register"
-    assert found.remedy == f"remove the patch, and {patch.hook}"
+    assert found.remedy == f"remove the patch, and {patch.hook}, or call it by what is merged"
 
 
 def test_one_of_several_diffs_of_a_patch(load_upstream: Callable[[str], ModuleType]) -> None:
@@ -35,7 +35,8 @@ def test_one_of_several_diffs_of_a_patch(load_upstream: Callable[[str], ModuleTy
     assert found.expected == "not merged: 0001-a, 0002-b, 0003-c"
     assert found.found == f"merged: 0001-a, by {OWNER}.validate"
     assert found.remedy == (
-        f"remove from {BOTH.hook} what is merged; the rest is in place of 0002-b, 0003-c"
+        f"remove from {BOTH.hook} what is merged, or call it by that; the rest is in place of "
+        "0002-b, 0003-c"
     )
 
 
