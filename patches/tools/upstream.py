@@ -110,7 +110,7 @@ def _row(diff: Diff, patches: Sequence[Patch], columns: Sequence[str]) -> str:
 
 def added(diffs: Sequence[Diff]) -> str:
     """The text of ``diffs.lock.json``: a line for each diff that adds names."""
-    lines = [f" {json.dumps(diff.name)}: {json.dumps(diff.adds)}" for diff in diffs if diff.adds]
+    lines = [f" {json.dumps(diff.number)}: {json.dumps(diff.adds)}" for diff in diffs if diff.adds]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 

@@ -16,7 +16,7 @@ DIFFS_LOCK = Path(__file__).with_name("diffs.lock.json")
 
 
 def load_added(path: Path = DIFFS_LOCK) -> dict[str, list[str]]:
-    """Read the lock: file in ``patches/`` -> dotted names that only a merged diff provides."""
+    """Read the lock: number of a diff -> dotted names that only a merged diff provides."""
     added: dict[str, list[str]] = json.loads(path.read_text())
     return added
 
@@ -27,19 +27,19 @@ def check_merged(patch: Patch, added: Mapping[str, Sequence[str]]) -> list[Misma
     Returns:
         At most one difference, not blocking: until it is removed, the hook does what SGLang does.
     """
-    names = {diff: [*filter(_exists, added.get(diff, ()))] for diff in patch.diffs}
-    merged = [diff for diff in patch.diffs if names[diff]]
+    names = {diff: [*filter(_exists, added.get(diff, ()))] for diff in patch.diffs.split()}
+    merged = [diff for diff in names if names[diff]]
     if not merged:
         return []
-    rest = [diff for diff in patch.diffs if not names[diff]]
+    rest = [diff for diff in names if not names[diff]]
     remedy = f"remove the patch, and {patch.hook}, or call it by what is merged"
     if rest:
         remedy = (
             f"remove from {patch.hook} what is merged, or call it by that; the rest is in place of "
-            f"{_told(rest)}"
+            f"{' '.join(rest)}"
         )
-    found = f"merged: {_told(merged)}, by {', '.join(n for diff in merged for n in names[diff])}"
-    expected = f"not merged: {_told(patch.diffs)}"
+    found = f"merged: {' '.join(merged)}, by {', '.join(n for diff in merged for n in names[diff])}"
+    expected = f"not merged: {patch.diffs}"
     return [
         Mismatch(patch.id, patch.target, Aspect.MERGED, expected, found, remedy, blocking=False)
     ]
@@ -51,7 +51,3 @@ def _exists(name: str) -> bool:
     except Exception:  # importing SGLang can raise anything
         return False
     return True
-
-
-def _told(diffs: Sequence[str]) -> str:
-    return ", ".join(diff.removesuffix(".patch") for diff in diffs)

@@ -135,7 +135,7 @@ def test_a_library_that_differs_is_shown_and_stops_no_server() -> None:
 def test_a_merged_diff_is_told_and_stops_no_server(
     upstream: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "load_added", lambda: {"0001-a.patch": [f"{OWNER}.idle"]})
+    monkeypatch.setattr(doctor, "load_added", lambda: {"0001": [f"{OWNER}.idle"]})
     fits = step_patch(fingerprints=known_body(upstream))
     report = diagnose([fits, step_patch(id="T2", fingerprints={"0.5.22": "0" * 64}), WRONG])
     assert [e.status for e in report.patches] == [Status.MERGED, Status.MERGED, Status.MISMATCH]

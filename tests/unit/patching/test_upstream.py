@@ -150,4 +150,4 @@ def test_the_command_renews_the_readme_and_the_lock(patch_file: Path, tmp_path: 
     lock = tmp_path / "diffs.lock.json"
     upstream.main(tmp_path, lock)
     assert f"[0007]({patch_file.name})" in (tmp_path / "README.md").read_text()
-    assert load_added(lock) == {NAME: ["sglang.loop.second", "sglang.loop.third"]}
+    assert load_added(lock) == {"0007": ["sglang.loop.second", "sglang.loop.third"]}
