@@ -21,8 +21,8 @@ from sglang_prefill_ext.attach.messages import (
     StockScore,
     StockVectors,
 )
+from sglang_prefill_ext.border.tokenizer_manager.adapters import acquired_adapter
 from sglang_prefill_ext.border.tokenizer_manager.call_context import keep_running
-from sglang_prefill_ext.border.tokenizer_manager.embed_hooks import acquired_adapter
 from sglang_prefill_ext.border.tokenizer_manager.gc_frontend import thresholds_of_server
 from sglang_prefill_ext.border.tokenizer_manager.server import PrefillServer
 from sglang_prefill_ext.border.tokenizer_manager.stock_answers import (

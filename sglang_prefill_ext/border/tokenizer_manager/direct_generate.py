@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from sglang.srt.environ import Envs
 
+from sglang_prefill_ext.border.tokenizer_manager.adapters import admitted_adapter
 from sglang_prefill_ext.border.tokenizer_manager.call_context import CallContext, counted
 from sglang_prefill_ext.border.tokenizer_manager.server import PrefillServer
 from sglang_prefill_ext.border.tokenizer_manager.token_output import (
@@ -80,12 +81,14 @@ class DirectGenerate:
         context.raise_if_opted_out()
         options, request = context.options(self._frontend.path.config), context.request
         sampling, stops = self._sampling(body)
-        with self._records.keeping(request, len(body.prompts), dict) as record:
-            calls = await self._calls(body, sampling, stops, request)
-            record.times.set_api_server_dispatch_finish_time()
-            read_outs = await self._frontend.read_all(calls, options, request)
-            lens, new_tokens = [len(call.ids) for call in calls], int(calls[0].generates)
-            record.served = served_prompts(lens, read_outs, new_tokens=new_tokens)
+        exchange, name = self._frontend.path.exchange, body.lora_path or ""
+        async with admitted_adapter(self._manager, exchange, name, options, request) as adapter:
+            with self._records.keeping(request, len(body.prompts), dict) as record:
+                calls = await self._calls(body, sampling, stops, request, adapter)
+                record.times.set_api_server_dispatch_finish_time()
+                read_outs = await self._frontend.read_all(calls, options, request)
+                lens, new_tokens = [len(call.ids) for call in calls], int(calls[0].generates)
+                record.served = served_prompts(lens, read_outs, new_tokens=new_tokens)
         ended = []
         for call, read_out in zip(calls, read_outs, strict=True):
             token = token_of(call, read_out.table)
@@ -123,7 +126,12 @@ class DirectGenerate:
         return sampling, stop_tokens(self._manager, sampling)
 
     async def _calls(
-        self, body: GenerateBody, sampling: Any, stops: Collection[int], request: Any
+        self,
+        body: GenerateBody,
+        sampling: Any,
+        stops: Collection[int],
+        request: Any,
+        adapter: str,
     ) -> list[TokenCall]:
         """Raises: StockPathTaken: not all prompts are plainly right."""
         prompts = body.prompts
@@ -137,7 +145,7 @@ class DirectGenerate:
         calls = []
         for ids in prompts:
             _require_within(ids, self._frontend.path.vocab_size)
-            prompt = _prompt_of(body, sampling, ids)
+            prompt = _prompt_of(body, sampling, ids, adapter)
             if prompt.token_ids_logprob is not None:
                 _require_within(prompt.token_ids_logprob, self._vocab_size)
             calls.append(self._frontend.call_of(prompt, stops))
@@ -183,14 +191,15 @@ class DirectGenerate:
         return fields if self._manager.tokenizer is None else {"text": text} | fields
 
 
-def _prompt_of(body: GenerateBody, sampling: Any, ids: list[int]) -> TokenRequest:
+def _prompt_of(body: GenerateBody, sampling: Any, ids: list[int], adapter: str) -> TokenRequest:
     """Fill in SGLang's defaults; SGLang is to judge numbers outside of the prompt."""
     start = body.logprob_start_len if isinstance(body.logprob_start_len, int) else -1
     num_top = body.top_logprobs_num if isinstance(body.top_logprobs_num, int) else 0
     listed = body.token_ids_logprob if isinstance(body.token_ids_logprob, list) else None
     if not -1 <= start <= len(ids) or num_top < 0:
         raise StockPathTaken(StockReason.UNUSUAL_INPUT)
-    return TokenRequest(ids, sampling, body.wants_logprobs, start, num_top, listed)
+    asked = body.wants_logprobs, start, num_top, listed
+    return TokenRequest(ids, sampling, *asked, lora_id=adapter)
 
 
 def _require_within(ids: list[int], limit: int) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from sglang.srt.managers.io_struct import EmbeddingReqInput
 
 from sglang_prefill_ext.border.model.model_classes import reads_places
+from sglang_prefill_ext.border.tokenizer_manager.adapters import acquired_adapter
 from sglang_prefill_ext.border.tokenizer_manager.call_context import CallContext, call_with, counted
 from sglang_prefill_ext.border.tokenizer_manager.call_records import CallRecord
 from sglang_prefill_ext.border.tokenizer_manager.embed_request import embed_call_of
@@ -144,23 +144,3 @@ def _answer(manager: Any, obj: Any, call: EmbedCall, embedded: Embedded, record:
         for answer, state in zip(answers, embedded.states, strict=True):
             answer["pooled_hidden_state"] = torch.from_numpy(state.copy()).to(dtype)
     return answers[0] if call.is_single else answers
-
-
-@asynccontextmanager
-async def acquired_adapter(manager: Any, obj: Any) -> AsyncIterator[str]:
-    """Yield the id of the one adapter that a request names, which is not unloaded meanwhile.
-
-    Empty if it names none.
-
-    Raises:
-        ValueError: SGLang knows no such adapter.
-    """
-    if not obj.lora_path:
-        yield ""
-        return
-    await manager._validate_and_resolve_lora(obj)
-    ids = obj.lora_id if isinstance(obj.lora_id, list) else [obj.lora_id]
-    try:
-        yield ids[0] or ""
-    finally:  # shielded: else a client that leaves could prevent the release, and the unloading
-        await asyncio.shield(manager.lora_registry.release(obj.lora_id))

@@ -76,14 +76,14 @@ class GenerateBody(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
     def needs_no_request_state(self) -> bool:
         """Whether the request can be answered without SGLang's record of it.
 
-        It can if the client gives it no name (`rid`), nothing is streamed, no adapter has to be
-        held, and log-probs come without the texts of their tokens.
+        It can if the client gives it no name (`rid`), nothing is streamed, and log-probs come
+        without the texts of their tokens.
         """
         has_prompts = (self.text is UNSET) != (self.input_ids is UNSET) and bool(self.prompts)
         asks = self.wants_logprobs or self.sampling_params.max_new_tokens == 1
         more = self.stream or self.return_text_in_logprobs
-        named = (self.rid, self.lora_path)  # SGLang refuses some empty names
-        return has_prompts and asks and named == (UNSET, UNSET) and not more
+        # SGLang refuses some empty names.
+        return has_prompts and asks and self.rid is UNSET and self.lora_path != "" and not more
 
 
 _DECODER = msgspec.json.Decoder(GenerateBody)

@@ -70,6 +70,8 @@ class TokenFrontend:
     ) -> list[ReadOut]:
         """Admit and serve the calls of one HTTP request, all or none.
 
+        Those with an adapter are admitted already.
+
         Raises:
             StockPathTaken: they cannot share a batch; or see `PackedExchange.ask`.
             RequestError: see `check_memory`.
@@ -80,7 +82,7 @@ class TokenFrontend:
         kind, *others = set(map(ReadKind.of, calls))
         if others:
             raise StockPathTaken(StockReason.UNUSUAL_INPUT)
-        async with self.path.exchange.admitted(options, request):
+        async with self.path.exchange.admitted(options, request, adapter=kind.adapter):
             return await self._ask(kind, calls, options, request)
 
     async def _ask(

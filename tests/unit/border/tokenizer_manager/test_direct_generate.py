@@ -125,6 +125,31 @@ async def test_a_large_answer_leaves_the_event_loop_to_others(
     assert [each["output_ids"] for each in found] == [[TOKEN], [TOKEN]]
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_adapter_is_held_until_its_prompts_are_read(*, fails: bool) -> None:
+    held, seen = [], []
+
+    async def acquire(request: Any) -> None:
+        request.lora_id = f"id of {request.lora_path}"
+        held.append(request.lora_id)
+
+    async def release(adapter: str) -> None:
+        held.remove(adapter)
+
+    class Adapted(Frontend):
+        async def read_all(self, calls: list[Any], *asked: Any) -> list[ReadOut]:
+            seen.extend((call.adapter, *held) for call in calls)
+            return await super().read_all(calls, *asked)
+
+    frontend, registry = Adapted(), SimpleNamespace(release=release)
+    frontend.declines = fails
+    body = PLAIN | {"input_ids": [[5], [6]], "lora_path": "a"}
+    found = answer(body, frontend, _validate_and_resolve_lora=acquire, lora_registry=registry)
+    assert (found is None) is fails
+    assert seen == [("id of a", "id of a")] * 2
+    assert held == []
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -132,7 +132,6 @@ def test_the_prompts_of_a_body(prompts: dict[str, Any], single: bool, wanted: li
         {"rid": "r"},
         {"rid": ""},
         {"stream": True},
-        {"lora_path": "adapter"},
         {"lora_path": ""},
         {"return_logprob": True, "return_text_in_logprobs": True},
         {"text": "a"},  # beside the ids
@@ -144,6 +143,12 @@ def test_what_sglang_has_to_know_of(fields: dict[str, Any]) -> None:
     body = read(**{"input_ids": [5, 6], "sampling_params": ONE_TOKEN} | fields)
     assert body is not None
     assert not body.needs_no_request_state
+
+
+def test_of_an_adapter_sglang_need_not_know() -> None:
+    body = read(input_ids=[5, 6], sampling_params=ONE_TOKEN, lora_path="adapter")
+    assert body is not None
+    assert body.needs_no_request_state
 
 
 @pytest.mark.parametrize("fields", [{}, {"text": []}])
