@@ -30,6 +30,7 @@ from sglang_prefill_ext.border.tokenizer_manager.frontend_link import (
     embedding_rows,
 )
 from sglang_prefill_ext.border.tokenizer_manager.gc_frontend import FrontendGc
+from sglang_prefill_ext.border.tokenizer_manager.reasoning import reasoning_count
 from sglang_prefill_ext.border.tokenizer_manager.request_fields import GRAMMARS
 from sglang_prefill_ext.border.tokenizer_manager.server import ATTRIBUTE, PrefillServer, server_of
 from sglang_prefill_ext.config import PrefillOnlyConfig
@@ -116,6 +117,7 @@ def _server(manager: Any, config: PrefillOnlyConfig) -> PrefillServer:
         tokens=TokenFrontend(path) if manager.is_generation else None,
         texts=_texts(manager, path, link),
         chats=link.texts if _encodes_chats_as_texts(manager.tokenizer) else None,
+        reasoning=reasoning_count(manager.tokenizer),
     )
 
 

@@ -177,7 +177,7 @@ class DirectGenerate:
             "num_retractions": 0,
             **of_scheduler,
             **logprobs,
-            "reasoning_tokens": 0,
+            "reasoning_tokens": self._server.reasoning.of(answer.token, required=False),
             "completion_tokens": len(output_ids),
             "cached_tokens": cached,
             "weight_versions": [{"version": version, "start": 0, "end": len(output_ids)}],

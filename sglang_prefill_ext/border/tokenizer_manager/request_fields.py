@@ -48,7 +48,6 @@ _UNPACKED_SWITCHES = {
     "return_sampling_mask": StockReason.SAMPLING_MASK,
     "return_entropy": StockReason.ENTROPY,
     "return_flat_raw_top_logprobs": StockReason.FLAT_LOGPROBS,
-    "require_reasoning": StockReason.REASONING,
 }
 # Its sampling parameters that need more than the logits to choose the one token.
 _UNPACKED_SAMPLING = {
@@ -81,16 +80,21 @@ def is_decision(request: Any, sampling: Any) -> bool:
     return bool(sampling.max_new_tokens == 1)
 
 
-def ineligible_token_reason(request: Any, *, has_adapters: bool) -> StockReason | None:
+def ineligible_token_reason(
+    request: Any, *, has_adapters: bool, filters_reasoning: bool
+) -> StockReason | None:
     """Return why such a request goes down the stock path, or None if it can be packed.
 
     Args:
         has_adapters: the server has LoRA adapters. Without them, SGLang ignores an adapter's id.
+        filters_reasoning: SGLang forbids some tokens while a request reasons.
     """
     if found := unpacked_reason(request, _UNPACKED_OF_TOKENS):
         return found
     if request.lora_id and not has_adapters:
         return StockReason.UNUSUAL_INPUT
+    if request.require_reasoning and filters_reasoning:
+        return StockReason.REASONING
     sampling = request.sampling_params
     for asked, fields in ((request, _UNPACKED_SWITCHES), (sampling, _UNPACKED_SAMPLING)):
         for name, reason in fields.items():

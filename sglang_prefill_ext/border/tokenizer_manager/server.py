@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_prefill_ext.border.tokenizer_manager.call_records import CallRecords
 from sglang_prefill_ext.border.tokenizer_manager.frontend_link import TokenizerManagerLink
 from sglang_prefill_ext.border.tokenizer_manager.gc_frontend import FrontendGc
+from sglang_prefill_ext.border.tokenizer_manager.reasoning import ReasoningCount
 from sglang_prefill_ext.frontend.embed.embed_frontend import EmbedFrontend
 from sglang_prefill_ext.frontend.packed_path import PackedPath
 from sglang_prefill_ext.frontend.score.score_frontend import ScoreFrontend
@@ -27,6 +28,7 @@ class PrefillServer:
         tokens: front end of a model that generates; None for one that makes vectors.
         texts: encodes texts in the manager's place; None if the manager encodes them unusually.
         chats: encodes chats; None if the tokenizer encodes in a way of its own.
+        reasoning: counts the reasoning of answers.
     """
 
     manager: Any
@@ -39,6 +41,7 @@ class PrefillServer:
     tokens: TokenFrontend | None = None
     texts: TextBatches[list[int]] | None = None
     chats: TextEncoder | None = None
+    reasoning: ReasoningCount = field(default_factory=ReasoningCount)
 
 
 def server_of(manager: Any) -> PrefillServer | None:

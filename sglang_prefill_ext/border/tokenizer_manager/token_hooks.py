@@ -21,11 +21,12 @@ from sglang_prefill_ext.border.tokenizer_manager.call_context import (
     keep_running,
     stock_path,
 )
+from sglang_prefill_ext.border.tokenizer_manager.reasoning import ReasoningCount
 from sglang_prefill_ext.border.tokenizer_manager.request_fields import (
     ineligible_token_reason,
     is_decision,
 )
-from sglang_prefill_ext.border.tokenizer_manager.server import server_of
+from sglang_prefill_ext.border.tokenizer_manager.server import PrefillServer, server_of
 from sglang_prefill_ext.border.tokenizer_manager.token_output import aborted, finished, stop_tokens
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.options import RequestOptions
@@ -60,7 +61,7 @@ def _takes_over(manager: Any, tokenized_obj: Any) -> bool:
     try:
         with counted(server.path.metrics, context):
             context.raise_if_opted_out()
-            call = _call_of(manager, server.tokens, tokenized_obj)
+            call = _call_of(server, server.tokens, tokenized_obj)
             options = context.options(server.path.config)
     except StockPathTaken as taken:
         server.path.metrics.record_fallback(taken.reason)
@@ -68,16 +69,20 @@ def _takes_over(manager: Any, tokenized_obj: Any) -> bool:
     tokenized_obj.time_stats.set_api_server_dispatch_time()
     manager._mark_state_dispatched(tokenized_obj.rid)
     state = manager.rid_to_state.get(tokenized_obj.rid)
-    work = _Work(manager, server.tokens, context, tokenized_obj, state)
+    work = _Work(manager, server.tokens, context, tokenized_obj, state, server.reasoning)
     keep_running(work.serve(call, options))
     tokenized_obj.time_stats.set_api_server_dispatch_finish_time()
     return True
 
 
-def _call_of(manager: Any, frontend: TokenFrontend, request: Any) -> TokenCall:
+def _call_of(server: PrefillServer, frontend: TokenFrontend, request: Any) -> TokenCall:
     """Raises: StockPathTaken: the request is not eligible, or see `TokenFrontend.call_of`."""
     frontend.path.require_taken()
-    if reason := ineligible_token_reason(request, has_adapters=manager.enable_lora):
+    manager, filters = server.manager, server.reasoning.filters
+    reason = ineligible_token_reason(
+        request, has_adapters=manager.enable_lora, filters_reasoning=filters
+    )
+    if reason is not None:
         raise StockPathTaken(reason)
     return frontend.call_of(request, stop_tokens(manager, request.sampling_params))
 
@@ -89,6 +94,7 @@ class _Work:
     Attributes:
         state: SGLang's record of it. If the manager has no record of the request's name any more,
             or another one, the client has left.
+        reasoning: counts the reasoning of the answer.
     """
 
     manager: Any
@@ -96,6 +102,7 @@ class _Work:
     context: CallContext
     request: Any
     state: Any
+    reasoning: ReasoningCount
 
     async def serve(self, call: TokenCall, options: RequestOptions) -> None:
         """Answer the request, maybe with an error, or have SGLang serve it."""
@@ -119,7 +126,7 @@ class _Work:
         vocab_size = self.manager.model_config.vocab_size
         read = partial(answer_of, call, read_out.table, vocab_size=vocab_size)
         answer = await self.frontend.path.answers.run_if_large(call.num_values, read)
-        await self._answer(finished(self.manager, self.request, answer, read_out))
+        await self._answer(finished(self.manager, self.request, answer, read_out, self.reasoning))
 
     async def _answer(self, output: Any) -> None:
         if self._is_wanted():

@@ -16,6 +16,7 @@ from sglang.srt.managers.io_struct import BatchStrOutput, BatchTokenIDOutput
 from sglang.srt.observability.req_time_stats import SchedulerReqTimeStats
 from sglang.srt.utils.weight_versions import WeightVersionSpan
 
+from sglang_prefill_ext.border.tokenizer_manager.reasoning import ReasoningCount
 from sglang_prefill_ext.frontend.batch_exchange import ReadOut
 from sglang_prefill_ext.frontend.token.token_answer import TokenAnswer, first_text
 from sglang_prefill_ext.wire.arrays import Int32Array
@@ -34,13 +35,17 @@ _FOR_DETOKENIZER: dict[str, Any] = dict.fromkeys(
 """Fields of SGLang's message that only its detokenizer reads."""
 
 
-def finished(manager: Any, request: Any, answer: TokenAnswer, read_out: ReadOut) -> _Output:
+def finished(
+    manager: Any, request: Any, answer: TokenAnswer, read_out: ReadOut, reasoning: ReasoningCount
+) -> _Output:
     """The answer to a tokenized request that was read just now."""
     sampling = request.sampling_params
     stops = stop_tokens(manager, sampling)
     reason, text = ending(manager, sampling, stops, request.input_ids, answer.token)
     output = _message(manager, request, answer, reason, text, read_out.cached_tokens)
     output.time_stats = [scheduler_times(read_out, time.perf_counter())]
+    required = bool(request.require_reasoning)
+    output.reasoning_tokens = [reasoning.of(answer.token, required=required)]
     return output
 
 

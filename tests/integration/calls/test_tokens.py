@@ -60,6 +60,7 @@ def generator(
     # Long enough for what is sent together to travel together, however slow the machine.
     flags += ("--enable-tokenizer-batch-encode", "--prefill-only-gather-ms", "500")
     flags += ("--tokenizer-path", str(tokenizer), "--enable-custom-logit-processor")
+    flags += ("--reasoning-parser", "qwen3")
     with serving(model_dir("micro"), "tokens", *flags) as running:
         yield running
 
@@ -243,6 +244,26 @@ def test_every_route_answers_as_stock_does(generator: Serving, path: str, body: 
     prompts = body.get("text", body.get("prompt", "one"))
     count = len(prompts) if isinstance(prompts, list) else 1
     both(generator.client, path, {"model": "m"} | body, packed_requests=count)
+
+
+@pytest.mark.parametrize("thinks", [True, False])
+def test_a_token_of_reasoning_is_packed_and_counted(generator: Serving, thinks: bool) -> None:
+    body = {
+        "model": "m",
+        "messages": [{"role": "user", "content": "a red shoe"}],
+        "max_tokens": 1,
+        "temperature": 0,
+        "chat_template_kwargs": {"enable_thinking": thinks},
+    }
+    answer = both(generator.client, "/v1/chat/completions", body)
+    assert answer["usage"]["reasoning_tokens"] == int(thinks)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, NOTHING], ids=["token", "nothing"])
+def test_reasoning_that_a_body_names_is_counted(generator: Serving, sampling: Json) -> None:
+    body = {"input_ids": PROMPT, "sampling_params": sampling, "return_logprob": True}
+    answer = both(generator.client, "/generate", body | {"require_reasoning": True})
+    assert answer["meta_info"]["reasoning_tokens"] == 1
 
 
 def test_the_openai_client_judges_as_before(generator: Serving) -> None:

@@ -59,9 +59,18 @@ def test_what_changes_the_answer_is_not_packed(
     sampling: dict[str, Any], fields: dict[str, Any], reason: str | None
 ) -> None:
     request = tokenized([1, 2, 3], sampling=sampling, **fields)
-    assert ineligible_token_reason(request, has_adapters=True) == reason
+    found = ineligible_token_reason(request, has_adapters=True, filters_reasoning=False)
+    assert found == reason
 
 
 def test_an_adapter_of_a_server_that_has_none_is_left_to_sglang() -> None:
     request = tokenized([1, 2, 3], lora_id="x")
-    assert ineligible_token_reason(request, has_adapters=False) == "unusual_input"
+    found = ineligible_token_reason(request, has_adapters=False, filters_reasoning=False)
+    assert found == "unusual_input"
+
+
+@pytest.mark.parametrize("filters", [False, True])
+def test_reasoning_is_packed_unless_sglang_filters_its_tokens(filters: bool) -> None:
+    request = tokenized([1, 2, 3], require_reasoning=True)
+    found = ineligible_token_reason(request, has_adapters=False, filters_reasoning=filters)
+    assert found == ("reasoning" if filters else None)

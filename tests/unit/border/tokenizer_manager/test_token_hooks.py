@@ -12,6 +12,7 @@ from sglang.srt.managers.io_struct import BatchTokenIDOutput
 
 from sglang_prefill_ext.border.tokenizer_manager import token_hooks
 from sglang_prefill_ext.border.tokenizer_manager.call_context import CallContext
+from sglang_prefill_ext.border.tokenizer_manager.reasoning import ReasoningCount
 from sglang_prefill_ext.errors import PackedForwardError, RequestAbortedError
 from sglang_prefill_ext.frontend.batch_exchange import ReadOut
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
@@ -81,10 +82,11 @@ class Frontend:
         return ReadOut(np.array([[-0.5, TOKEN]], dtype=np.float32), 0)
 
 
-def begun(manager: Manager, frontend: Frontend) -> asyncio.Task[None]:
-    request = tokenized([5, 6], sampling=SHOWN)
+def begun(manager: Manager, frontend: Frontend, **fields: Any) -> asyncio.Task[None]:
+    request = tokenized([5, 6], sampling=SHOWN, **fields)
     state = manager.rid_to_state["r"]
-    work = token_hooks._Work(manager, frontend, CallContext(None), request, state)  # type: ignore[arg-type]
+    served = (manager, frontend, CallContext(None), request, state, ReasoningCount(knows_end=True))
+    work = token_hooks._Work(*served)  # type: ignore[arg-type]
     call, options = token_call_of(request, set()), None
     return asyncio.create_task(work.serve(call, options))  # type: ignore[arg-type]
 
@@ -163,6 +165,14 @@ async def test_without_a_tokenizer_the_answer_is_the_schedulers_without_text(
         assert reason == {"type": "stop", "matched": TOKEN}
     else:
         assert reason["type"] == "abort"
+
+
+@pytest.mark.parametrize("required", [False, True])
+async def test_a_token_of_reasoning_is_counted(required: bool) -> None:
+    manager = Manager()
+    await begun(manager, Frontend(), require_reasoning=required)
+    (answer,) = manager.answers
+    assert answer.reasoning_tokens == [int(required)]
 
 
 async def test_a_model_that_makes_vectors_sends_all_to_sglang() -> None:

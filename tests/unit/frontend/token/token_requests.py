@@ -28,7 +28,7 @@ _SAMPLING = dict.fromkeys(request_fields._UNPACKED_SAMPLING) | {
     "min_new_tokens": 0,
 }
 _FIELDS = dict.fromkeys(request_fields._UNPACKED_OF_TOKENS) | dict.fromkeys(
-    request_fields._UNPACKED_SWITCHES, False
+    (*request_fields._UNPACKED_SWITCHES, "require_reasoning"), False
 )
 
 
