@@ -30,9 +30,9 @@ from sglang_prefill_ext.border.tokenizer_manager.frontend_link import (
     embedding_rows,
 )
 from sglang_prefill_ext.border.tokenizer_manager.gc_frontend import FrontendGc
-from sglang_prefill_ext.border.tokenizer_manager.reasoning import reasoning_count
 from sglang_prefill_ext.border.tokenizer_manager.request_fields import GRAMMARS
 from sglang_prefill_ext.border.tokenizer_manager.server import ATTRIBUTE, PrefillServer, server_of
+from sglang_prefill_ext.border.tokenizer_manager.token_output import reasoning_count
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.frontend.ask_processes import Turns

@@ -8,7 +8,7 @@ from typing import Any
 from sglang_prefill_ext.border.tokenizer_manager.call_records import CallRecords
 from sglang_prefill_ext.border.tokenizer_manager.frontend_link import TokenizerManagerLink
 from sglang_prefill_ext.border.tokenizer_manager.gc_frontend import FrontendGc
-from sglang_prefill_ext.border.tokenizer_manager.reasoning import ReasoningCount
+from sglang_prefill_ext.border.tokenizer_manager.token_output import ReasoningCount
 from sglang_prefill_ext.frontend.embed.embed_frontend import EmbedFrontend
 from sglang_prefill_ext.frontend.packed_path import PackedPath
 from sglang_prefill_ext.frontend.score.score_frontend import ScoreFrontend

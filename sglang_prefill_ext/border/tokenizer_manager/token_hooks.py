@@ -21,13 +21,17 @@ from sglang_prefill_ext.border.tokenizer_manager.call_context import (
     keep_running,
     stock_path,
 )
-from sglang_prefill_ext.border.tokenizer_manager.reasoning import ReasoningCount
 from sglang_prefill_ext.border.tokenizer_manager.request_fields import (
     ineligible_token_reason,
     is_decision,
 )
 from sglang_prefill_ext.border.tokenizer_manager.server import PrefillServer, server_of
-from sglang_prefill_ext.border.tokenizer_manager.token_output import aborted, finished, stop_tokens
+from sglang_prefill_ext.border.tokenizer_manager.token_output import (
+    ReasoningCount,
+    aborted,
+    finished,
+    stop_tokens,
+)
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.token.token_answer import answer_of

@@ -16,7 +16,7 @@ from sglang_prefill_ext.border.tokenizer_manager import direct_generate
 from sglang_prefill_ext.border.tokenizer_manager.call_context import CallContext
 from sglang_prefill_ext.border.tokenizer_manager.call_records import CallRecords
 from sglang_prefill_ext.border.tokenizer_manager.direct_generate import DirectGenerate
-from sglang_prefill_ext.border.tokenizer_manager.reasoning import ReasoningCount
+from sglang_prefill_ext.border.tokenizer_manager.token_output import ReasoningCount
 from sglang_prefill_ext.errors import PackedForwardError, ServerBusyError
 from sglang_prefill_ext.frontend import worker
 from sglang_prefill_ext.frontend.batch_exchange import ReadOut

@@ -12,7 +12,7 @@ from sglang.srt.managers.io_struct import BatchTokenIDOutput
 
 from sglang_prefill_ext.border.tokenizer_manager import token_hooks
 from sglang_prefill_ext.border.tokenizer_manager.call_context import CallContext
-from sglang_prefill_ext.border.tokenizer_manager.reasoning import ReasoningCount
+from sglang_prefill_ext.border.tokenizer_manager.token_output import ReasoningCount
 from sglang_prefill_ext.errors import PackedForwardError, RequestAbortedError
 from sglang_prefill_ext.frontend.batch_exchange import ReadOut
 from sglang_prefill_ext.frontend.exchange import StockPathTaken

@@ -1,4 +1,4 @@
-"""Which tokens count as reasoning, as SGLang's scheduler counts them."""
+"""What SGLang's scheduler counts as reasoning in the one token of an answer."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from sglang.srt.managers.schedule_batch import Req
 
-from sglang_prefill_ext.border.tokenizer_manager import reasoning
-from sglang_prefill_ext.border.tokenizer_manager.reasoning import ReasoningCount, reasoning_count
+from sglang_prefill_ext.border.tokenizer_manager import token_output
+from sglang_prefill_ext.border.tokenizer_manager.token_output import ReasoningCount, reasoning_count
 
 BEGIN, END = 90, 91
 KNOWN = {"<think>": [BEGIN], "</think>": [END], "<mm:think>": [BEGIN], "</mm:think>": [END, 5]}
@@ -27,7 +27,7 @@ def counting(
     monkeypatch: pytest.MonkeyPatch, parser: str | None, tokenizer: Any, *, strict: bool = False
 ) -> ReasoningCount:
     serving = SimpleNamespace(reasoning_parser=parser, enable_strict_thinking=strict)
-    monkeypatch.setattr(reasoning, "get_serving", lambda: serving)
+    monkeypatch.setattr(token_output, "get_serving", lambda: serving)
     return reasoning_count(tokenizer)
 
 
