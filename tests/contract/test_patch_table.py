@@ -142,12 +142,12 @@ def test_doctor_tells_what_a_merged_diff_makes_superfluous(probe: dict[str, Any]
     assert "patch: 51 ok, 2 merged" in merged["text"]["output"]
     for line in (
         "Scheduler.init_request_dispatcher: what is merged differs",
-        "    found:    merged: 0030-refuse-embeddings-that-end-the-scheduler, by "
+        "    found:    merged: 0030, by "
         "sglang.srt.managers.scheduler.Scheduler._refuse_unusable_embeds",
         "    remedy:   remove from sglang_prefill_ext.border.scheduler.scheduler_hooks:"
         "attach_runtime what is merged, or call it by that; the rest is in place of "
-        "0003-plugin-message-types, 0004-out-of-band-work",
-        "    remedy:   remove the patch, and sglang_prefill_ext.border.scheduler.session_turns:"
+        "0003 0004",
+        "    remedy:   remove the patch, and sglang_prefill_ext.border.scheduler.stock_requests:"
         "keep_turns, or call it by what is merged",
     ):
         assert line in merged["text"]["output"]

@@ -22,10 +22,10 @@ def message_of(answer: Json) -> str:
     return text
 
 
-def assert_refused(client: Client, body: Json, words: str, *, stock: bool = False) -> None:
+def refusal(client: Client, body: Json, *, stock: bool = False) -> str:
     response = client.post("/generate", body, stock=stock)
     assert response.status_code == 400
-    assert words in message_of(response.json())
+    return message_of(response.json())
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +50,7 @@ def _still_answers(client: Client) -> Iterator[None]:
     ],
 )
 def test_generate(client: Client, prompt: Json, words: str) -> None:
-    assert_refused(client, prompt | SAMPLING, words)
+    assert words in refusal(client, prompt | SAMPLING)
 
 
 @pytest.mark.patch("P22")
@@ -100,7 +100,7 @@ def test_numbers_that_end_a_plain_server(
 ) -> None:
     body = {"input_ids": [5, 6], "return_logprob": True, **wanted}
     body["sampling_params"] = {"max_new_tokens": 1, "temperature": 0} | sampling
-    assert_refused(client, body, words, stock=stock)
+    assert words in refusal(client, body, stock=stock)
 
 
 @pytest.mark.patch("P22")
@@ -132,7 +132,7 @@ def test_without_adapters_an_id_does_no_harm_and_a_list_ends_a_plain_server(
 @pytest.mark.parametrize("wanted", [[], [False]], ids=str)
 def test_a_list_of_hidden_states_ends_a_plain_server(client: Client, wanted: list[bool]) -> None:
     body = {"input_ids": [5], "return_hidden_states": wanted} | SAMPLING
-    assert_refused(client, body, f"return_hidden_states: {wanted} is no choice")
+    assert f"return_hidden_states: {wanted} is no choice" in refusal(client, body)
 
 
 @pytest.mark.patch("P22")
@@ -149,9 +149,8 @@ def test_session_parameters_that_a_plain_server_fails_on(client: Client, wrong: 
     body = {"input_ids": [5, 6]} | SAMPLING
     turn = client.post("/generate", body | {"session_params": {"id": opened}}).json()
     known = {"id": opened, "rid": turn["meta_info"]["id"]}
-    assert_refused(
-        client, body | {"session_params": known | wrong}, f"session_params.{min(wrong)}: "
-    )
+    asked = body | {"session_params": known | wrong}
+    assert f"session_params.{min(wrong)}: " in refusal(client, asked)
     right = known | {"offset": 1}
     assert client.post("/generate", body | {"session_params": right}).status_code == 200
     client.post("/close_session", {"session_id": opened})
@@ -197,7 +196,8 @@ def test_positions_that_end_a_plain_server(client: Client) -> None:
 @pytest.mark.patch("P22")
 def test_embeddings_of_places_are_for_programs(client: Client) -> None:
     own = {"positional_embed_overrides": {"embeds": [[0.5] * 64], "positions": [1]}}
-    assert_refused(client, {"input_ids": [5, 6]} | own | SAMPLING, "positional_embed_overrides")
+    body = {"input_ids": [5, 6]} | own | SAMPLING
+    assert "positional_embed_overrides" in refusal(client, body)
 
 
 @pytest.mark.parametrize("start", [-1, 0])

@@ -20,7 +20,7 @@ from tests.integration.support.client import Client, Json
 from tests.integration.support.fuzz_bodies import RERANK
 from tests.integration.support.fuzz_paths import TIMES, fuzz
 from tests.integration.support.own_server import Serving, serving
-from tests.integration.support.parity import TOLERANCE, assert_same_ranking
+from tests.integration.support.parity import TOLERANCE, assert_same_ranking, fallbacks, from_both
 from tests.integration.support.processes import late_answer
 from tests.integration.support.reference import Reference
 from tests.integration.support.stock_metrics import growth
@@ -64,18 +64,10 @@ def classifier(model_dir: Callable[[str], Path]) -> Iterator[Serving]:
 
 
 def both(client: Client, body: Json) -> tuple[list[Json], list[Json]]:
-    """The answers of the packed and of the stock path, which must have been taken."""
     with client.counting() as moved:
-        packed = client.post(PATH, body)
-        stock = client.post(PATH, body, stock=True)
-    assert (packed.status_code, stock.status_code) == (200, 200), (packed.text, stock.text)
-    assert moved["frontend.requests.packed"] == moved["scheduler.requests.ok"] == 1
-    assert fallbacks(moved) == {"frontend.fallbacks.opted_out": 1}
-    return packed.json(), stock.json()
-
-
-def fallbacks(moved: Json) -> Json:
-    return {name: n for name, n in moved.items() if n and ".fallbacks." in name}
+        answers = from_both(client, PATH, body)
+    assert moved["scheduler.requests.ok"] == 1
+    return answers
 
 
 def scores_of(answer: list[Json]) -> NDArray[np.float64]:
