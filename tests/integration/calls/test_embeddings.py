@@ -1,4 +1,4 @@
-"""Vectors of prompts on the packed path: embeddings, and logits of a classification head."""
+"""Embeddings of prompts on the packed path."""
 
 from __future__ import annotations
 
@@ -16,71 +16,46 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from openai import OpenAI
-from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoModel, AutoModelForCausalLM
 
-from sglang_prefill_ext.client import Options, PrefillClient
+from sglang_prefill_ext.client import PrefillClient
 from sglang_prefill_ext.frontend.options import TIMEOUT_HEADER
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
+from tests.integration.calls.vector_calls import ADAPTER, INSTRUCTED, PROMPTS, TEXTS, refusal_of
 from tests.integration.support.adapters import Adapter, make_adapter, unload, wait_until_unlisted
-from tests.integration.support.client import OPT_OUT, Client, Json, random_ids
-from tests.integration.support.fuzz_bodies import CLASSES, EMBEDDINGS
+from tests.integration.support.client import OPT_OUT, Json, random_ids
+from tests.integration.support.fuzz_bodies import EMBEDDINGS
 from tests.integration.support.fuzz_paths import fuzz
-from tests.integration.support.grpc_frontends import connected, front_ends, int32_rows
-from tests.integration.support.override_bodies import PLACEHOLDER, body_with, embeds
+from tests.integration.support.grpc_frontends import connected, front_ends
+from tests.integration.support.override_bodies import PLACEHOLDER, embeds
 from tests.integration.support.own_server import Serving, serving
-from tests.integration.support.parity import TOLERANCE
+from tests.integration.support.parity import TOLERANCE, assert_refused_alike, fallbacks, from_both
 from tests.integration.support.processes import scheduler_pid, sent, stopped
 from tests.integration.support.reference import Reference
+from tests.unit.grpc_frontend.calls import int32_rows
 
 pytestmark = pytest.mark.timeout(900)
 
-RNG = random.Random(5)
-PROMPTS = [random_ids(RNG, length) for length in (1, 7, 40, 300)]
-INSTRUCTED = [random_ids(random.Random(1), 50) + prompt for prompt in PROMPTS]
-CLASSIFIER_HIDDEN = 128
-TEXTS = ["a red shoe", "A red shoe.", "rain in spring", "ÿ ½ 東京 🙂"]
-FLAGS = ("--enable-prefill-only", "--sleep-on-idle")
-ADAPTER = "an-adapter"
 ONE = {"max_new_tokens": 1}
 
 
 @pytest.fixture(scope="module")
 def attach(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of the servers' sockets for gRPC front ends."""
-    return tmp_path_factory.mktemp("attach")
+    """The server's socket for gRPC front ends."""
+    return tmp_path_factory.mktemp("attach") / "private" / "engine.sock"
 
 
 @pytest.fixture(scope="module")
-def adapters(
-    model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Adapter]:
-    """One adapter for each model; all have the name `ADAPTER`."""
-    return {
-        model: make_adapter(ADAPTER, model_dir(model), tmp_path_factory.mktemp(model), rank=4)
-        for model in ("micro", "classifier")
-    }
+def adapter(model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Adapter:
+    return make_adapter(ADAPTER, model_dir("micro"), tmp_path_factory.mktemp("adapter"), rank=4)
 
 
 @pytest.fixture(scope="module")
-def embedder(
-    model_dir: Callable[[str], Path], attach: Path, adapters: dict[str, Adapter]
-) -> Iterator[Serving]:
+def embedder(model_dir: Callable[[str], Path], attach: Path, adapter: Adapter) -> Iterator[Serving]:
+    flags = ("--is-embedding", "--enable-prefill-only", "--sleep-on-idle")
     # Long enough for what is sent together to travel together, however slow the machine.
-    flags = ("--is-embedding", *FLAGS, "--prefill-only-gather-ms", "500")
-    flags += (f"--prefill-only-attach={attach / 'embedder'}", *adapters["micro"].flags)
+    flags += ("--prefill-only-gather-ms", "500", f"--prefill-only-attach={attach}", *adapter.flags)
     with serving(model_dir("micro"), "embeddings", *flags) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def classifier(
-    model_dir: Callable[[str], Path], attach: Path, adapters: dict[str, Adapter]
-) -> Iterator[Serving]:
-    flags = (*FLAGS, f"--prefill-only-attach={attach / 'classifier'}")
-    # SGLang needs these for setwise calls, but reserves too much memory for the second.
-    flags += ("--disable-radix-cache", "--chunked-prefill-size", "-1")
-    flags += ("--mem-fraction-static", "0.3", *adapters["classifier"].flags)
-    with serving(model_dir("classifier"), "classifier", *flags) as running:
         yield running
 
 
@@ -119,18 +94,6 @@ def test_a_short_prompt_that_comes_again_is_kept(embedder: Serving) -> None:
         np.testing.assert_allclose(each, found[0], atol=TOLERANCE)
 
 
-def both(client: Client, path: str, body: Json) -> tuple[Any, Any]:
-    """The answers of the packed and of the stock path, which must have been taken."""
-    with client.counting() as moved:
-        packed = client.post(path, body)
-        stock = client.post(path, body, stock=True)
-    assert (packed.status_code, stock.status_code) == (200, 200), (packed.text, stock.text)
-    assert moved["frontend.requests.packed"] == 1
-    assert moved["scheduler.requests.ok"] >= 1
-    assert moved["frontend.fallbacks.opted_out"] == 1
-    return packed.json(), stock.json()
-
-
 @pytest.mark.patch("P24")
 @pytest.mark.parametrize(
     "prompts",
@@ -138,7 +101,7 @@ def both(client: Client, path: str, body: Json) -> tuple[Any, Any]:
     ids=["ids", "list", "instructed", "text", "texts"],
 )
 def test_embeddings_are_stocks(embedder: Serving, prompts: Any) -> None:
-    packed, stock = both(embedder.client, "/v1/embeddings", {"model": "m", "input": prompts})
+    packed, stock = from_both(embedder.client, "/v1/embeddings", {"model": "m", "input": prompts})
     found, wanted = (
         [each.pop("embedding") for each in answer["data"]] for answer in (packed, stock)
     )
@@ -149,11 +112,6 @@ def test_embeddings_are_stocks(embedder: Serving, prompts: Any) -> None:
 @pytest.mark.parametrize("path", EMBEDDINGS)
 def test_fuzzed_bodies_are_answered_as_by_stock(embedder: Serving, path: str) -> None:
     fuzz(embedder.client, path, EMBEDDINGS[path])
-
-
-@pytest.mark.parametrize("path", CLASSES)
-def test_fuzzed_bodies_for_a_head_are_answered_as_by_stock(classifier: Serving, path: str) -> None:
-    fuzz(classifier.client, path, CLASSES[path])
 
 
 def test_embeddings_are_those_of_hugging_face(
@@ -177,14 +135,14 @@ def test_embeddings_in_place_of_tokens_make_stocks_vectors(
 ) -> None:
     prompts, own = overridden(PROMPTS, 1)
     body = {"model": "m", "input": prompts, "embed_override_token_id": PLACEHOLDER}
-    found, stock = both(embedder.client, "/v1/embeddings", body | {"embed_overrides": own})
+    found, stock = from_both(embedder.client, "/v1/embeddings", body | {"embed_overrides": own})
     packed = [each["embedding"] for each in found["data"]]
     for number, each in enumerate(stock["data"]):
         np.testing.assert_allclose(packed[number], each["embedding"], rtol=0, atol=TOLERANCE)
     wanted = [oracle(prompt, given) for prompt, given in zip(prompts, own, strict=True)]
     np.testing.assert_allclose(packed, wanted, rtol=0, atol=TOLERANCE)
     own[1] = None
-    both(embedder.client, "/v1/embeddings", body | {"embed_overrides": own})
+    from_both(embedder.client, "/v1/embeddings", body | {"embed_overrides": own})
 
 
 def test_texts_have_placeholders_too(embedder: Serving, reference: Reference) -> None:
@@ -195,7 +153,7 @@ def test_texts_have_placeholders_too(embedder: Serving, reference: Reference) ->
         "embed_override_token_id": reference.tokenizer.eos_token_id,
         "embed_overrides": [embeds(5, 2).tolist(), None],
     }
-    packed, stock = both(embedder.client, "/v1/embeddings", body)
+    packed, stock = from_both(embedder.client, "/v1/embeddings", body)
     found, wanted = ([each["embedding"] for each in answer["data"]] for answer in (packed, stock))
     np.testing.assert_allclose(found, wanted, rtol=0, atol=TOLERANCE)
 
@@ -215,11 +173,7 @@ def test_embeddings_that_stock_refuses_are_refused_in_its_words(
     prompts, own = overridden(PROMPTS[1:2], 1)
     body = {"model": "m", "input": prompts, "embed_override_token_id": PLACEHOLDER}
     body |= {"embed_overrides": own} | fields
-    packed, stock = (
-        embedder.client.post("/v1/embeddings", body, stock=stock) for stock in (False, True)
-    )
-    assert packed.status_code == stock.status_code == 400
-    assert packed.json() == stock.json()
+    assert_refused_alike(embedder.client, "/v1/embeddings", body)
 
 
 def test_a_prefix_in_common_is_computed_once(embedder: Serving) -> None:
@@ -235,7 +189,7 @@ def test_a_prefix_in_common_is_computed_once(embedder: Serving) -> None:
 
 def test_the_native_route_answers_as_stock_does(embedder: Serving) -> None:
     for body in ({"input_ids": PROMPTS[1]}, {"input_ids": PROMPTS}, {"text": TEXTS}):
-        found, wanted = both(embedder.client, "/encode", body)
+        found, wanted = from_both(embedder.client, "/encode", body)
         assert isinstance(found, list) is isinstance(wanted, list)
         listed = [answer if isinstance(answer, list) else [answer] for answer in (found, wanted)]
         for one, other in zip(*listed, strict=True):
@@ -247,29 +201,28 @@ def test_the_native_route_answers_as_stock_does(embedder: Serving) -> None:
 
 
 def test_an_adapter_makes_stocks_vectors_and_those_of_the_merged_model(
-    embedder: Serving, model_dir: Callable[[str], Path], adapters: dict[str, Adapter]
+    embedder: Serving, model_dir: Callable[[str], Path], adapter: Adapter
 ) -> None:
     merged: Any = AutoModelForCausalLM.from_pretrained(model_dir("micro"), dtype=torch.float32)
-    adapters["micro"].merge_into(merged)
+    adapter.merge_into(merged)
     body = {"model": f"m:{ADAPTER}", "input": PROMPTS}
-    found, stock = both(embedder.client, "/v1/embeddings", body)
+    found, stock = from_both(embedder.client, "/v1/embeddings", body)
     packed, wanted = ([each["embedding"] for each in data["data"]] for data in (found, stock))
     np.testing.assert_allclose(packed, wanted, rtol=0, atol=TOLERANCE)
     for prompt, vector in zip(PROMPTS, packed, strict=True):
         with torch.inference_mode():
             state = merged.model(torch.tensor([prompt])).last_hidden_state[0, -1].double()
         np.testing.assert_allclose(vector, state / state.norm(), rtol=0, atol=TOLERANCE)
-    one, other = both(embedder.client, "/encode", {"input_ids": PROMPTS[1], "lora_path": ADAPTER})
+    one, other = from_both(
+        embedder.client, "/encode", {"input_ids": PROMPTS[1], "lora_path": ADAPTER}
+    )
     np.testing.assert_allclose(one["embedding"], other["embedding"], rtol=0, atol=TOLERANCE)
 
 
 def test_every_end_lets_go_of_the_adapter(embedder: Serving) -> None:
     client, body = embedder.client, {"input_ids": PROMPTS[1], "lora_path": ADAPTER}
     late = {TIMEOUT_HEADER: "1"}
-    wrong = body | {"lora_path": "x"}
-    unknown = [client.post("/encode", wrong, stock=stock) for stock in (False, True)]
-    assert [each.status_code for each in unknown] == [400, 400]
-    assert unknown[0].json() == unknown[1].json()
+    assert_refused_alike(client, "/encode", body | {"lora_path": "x"})
     with ThreadPoolExecutor(3) as pool:
         with stopped(scheduler_pid(embedder.server)):
             staying = pool.submit(client.post, "/encode", body)
@@ -281,7 +234,7 @@ def test_every_end_lets_go_of_the_adapter(embedder: Serving) -> None:
         assert staying.result().status_code == 200
         assert expiring.result().status_code == 504
         assert unloading.result().json()["success"]
-    both(client, "/encode", body)
+    from_both(client, "/encode", body)
 
 
 def test_an_adapter_is_unloaded_in_a_pause_whatever_waits(embedder: Serving) -> None:
@@ -500,197 +453,14 @@ def test_nothing_is_left_behind(embedder: Serving) -> None:
     client.assert_memory_returns_to(before)
 
 
-def test_scores_that_sglang_makes_of_classes_are_packed_underneath(classifier: Serving) -> None:
-    body = {"query": PROMPTS[1], "items": PROMPTS, "apply_softmax": True}
-    packed, stock = both(classifier.client, "/v1/score", body)
-    assert np.shape(packed["scores"]) == (len(PROMPTS), 3)
-    np.testing.assert_allclose(packed["scores"], stock["scores"], rtol=0, atol=TOLERANCE)
-
-
-def test_scores_of_classes_are_explained(classifier: Serving) -> None:
-    body = {"query": PROMPTS[1], "items": PROMPTS}
-    answers = [
-        classifier.client.post("/prefill_only/explain", body, stock=stock).json()
-        for stock in (False, True)
-    ]
-    usage = classifier.client.post("/v1/score", body).json()["usage"]
-    assert {name: value for name, value in answers[0].items() if not name.endswith("_ms")} == {
-        "path": "packed",
-        "reason": None,
-        "execution_class": "one_shot",
-        "rows": len(PROMPTS),
-        "prompt_tokens": usage["prompt_tokens"],
-        "experts_recently": None,
-    }
-    assert answers[0]["compute_ms"] > 0
-    assert answers[1] == {"path": "stock", "reason": "opted_out"}
-
-
-def test_states_before_the_head_are_stocks(classifier: Serving) -> None:
-    body = {"query": PROMPTS[1], "items": PROMPTS, "return_pooled_hidden_states": True}
-    packed, stock = both(classifier.client, "/v1/score", body)
-    assert np.shape(packed["pooled_hidden_states"]) == (len(PROMPTS), CLASSIFIER_HIDDEN)
-    for name in ("scores", "pooled_hidden_states"):
-        np.testing.assert_allclose(packed[name], stock[name], rtol=0, atol=TOLERANCE)
-
-
-def test_embeddings_take_the_places_of_tokens(classifier: Serving) -> None:
-    body = body_with(3, 20, [1, 4, 9], in_query=2, in_item=1, hidden=CLASSIFIER_HIDDEN)
-    del body["return_token_logprobs"]
-    body["item_embed_overrides"][1] = None
-    for fields in ({}, {"query_embed_overrides": None}):
-        packed, stock = both(classifier.client, "/v1/score", body | fields)
-        np.testing.assert_allclose(packed["scores"], stock["scores"], rtol=0, atol=TOLERANCE)
-        assert packed.keys() == stock.keys()
-
-
-def setwise_body(tokenizer: Any, items: list[list[int]]) -> Json:
-    """A setwise request; items have candidates of these lengths, each followed by an anchor."""
-    rng = random.Random(8)
-
-    def drawn(length: int) -> list[int]:
-        return [token + (token == PLACEHOLDER) for token in random_ids(rng, length)]
-
-    return {
-        "query": drawn(30),
-        "items": [[t for n in item for t in [*drawn(n), PLACEHOLDER]] + drawn(2) for item in items],
-        "score_extraction_token": tokenizer.convert_ids_to_tokens(PLACEHOLDER),
-    }
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {},
-        {"apply_softmax": True},
-        {"return_pooled_hidden_states": True},
-        {"embed_override_token_id": PLACEHOLDER},
-    ],
-    ids=["logits", "softmax", "states", "embeddings"],
-)
-def test_setwise_scores_of_classes_are_stocks(
-    classifier: Serving, reference: Reference, fields: Json
-) -> None:
-    items = [[5, 0, 9], [3], [40, 1]]
-    body = setwise_body(reference.tokenizer, items) | fields
-    if "embed_override_token_id" in fields:  # in the places where classes are read
-        own = [embeds(n, len(item), hidden=CLASSIFIER_HIDDEN) for n, item in enumerate(items)]
-        body["item_embed_overrides"] = [own[0].tolist(), None, own[2].tolist()]
-    packed, stock = both(classifier.client, "/v1/score", body)
-    assert packed.keys() == stock.keys()
-    assert packed["usage"] == stock["usage"]
-    assert [np.shape(each) for each in packed["scores"]] == [(len(item), 3) for item in items]
-    for name in ("scores", "pooled_hidden_states"):
-        for one, other in zip(packed[name] or [], stock[name] or [], strict=True):
-            np.testing.assert_allclose(one, other, rtol=0, atol=TOLERANCE)
-    if "return_pooled_hidden_states" in fields:
-        assert np.shape(packed["pooled_hidden_states"][0]) == (3, CLASSIFIER_HIDDEN)
-
-
-def test_setwise_texts_and_refusals_of_classes_are_stocks(
-    classifier: Serving, reference: Reference
-) -> None:
-    text = reference.tokenizer.eos_token
-    body: Json = {"query": "Which? ", "score_extraction_token": text}
-    items = [f"one {text} two {text}", f"{text} three"]
-    packed, stock = both(classifier.client, "/v1/score", body | {"items": items})
-    for one, other in zip(packed["scores"], stock["scores"], strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=TOLERANCE)
-    for fields in ({"items": ["none"]}, {"items": items, "query": f"{text} before"}):
-        answers = [
-            classifier.client.post("/v1/score", body | fields, stock=stock)
-            for stock in (False, True)
-        ]
-        assert [answer.status_code for answer in answers] == [400, 400]
-        assert answers[0].json() == answers[1].json()
-
-
-def test_classes_at_a_token_are_those_of_the_prompt_up_to_it(
-    classifier: Serving, model_dir: Callable[[str], Path], reference: Reference
-) -> None:
-    body = setwise_body(reference.tokenizer, [[5, 0, 9], [40, 1]])
-    path = model_dir("classifier")
-    model: Any = AutoModelForSequenceClassification.from_pretrained(path, dtype=torch.float32)
-    found = classifier.client.post("/v1/score", body).json()["scores"]
-    exact = []
-    for item in body["items"]:
-        prompt = body["query"] + item
-        ends = [place + 1 for place, token in enumerate(prompt) if token == PLACEHOLDER]
-        with torch.inference_mode():
-            exact += [model(torch.tensor([prompt[:end]])).logits[0].tolist() for end in ends]
-    packed = np.concatenate(found)
-    # SGLang's head has a bias, see below.
-    np.testing.assert_allclose(
-        packed - packed[0], np.array(exact) - exact[0], rtol=0, atol=2 * TOLERANCE
-    )
-
-
-@pytest.mark.patch("P22")
-@pytest.mark.parametrize("positions", [[3], [-1], [], [2**63], [[0], [1, 2]]], ids=str)
-@pytest.mark.parametrize("stock", [False, True])
-def test_positions_that_end_a_plain_server_are_refused(
-    classifier: Serving, positions: list[Any], stock: bool
-) -> None:
-    assert refusal_of(classifier, positions, stock=stock) == 400
-
-
 @pytest.mark.patch("P22")
 @pytest.mark.parametrize("positions", [[2**63], [[0], [1, 2]]], ids=str)
-def test_so_are_those_that_a_model_does_not_read(embedder: Serving, positions: list[Any]) -> None:
+def test_positions_that_end_a_plain_server_are_refused_where_none_is_read(
+    embedder: Serving, positions: list[Any]
+) -> None:
     assert refusal_of(embedder, positions) == 400
     ignored = {"input_ids": [5, 6, 7], "token_indices_to_pool": [9]}
     assert embedder.client.post("/encode", ignored).status_code == 200
-
-
-def refusal_of(serving: Serving, positions: list[Any], *, stock: bool = False) -> int:
-    """The status of an answer that names the positions."""
-    body = {"input_ids": [5, 6, 7], "token_indices_to_pool": positions}
-    response = serving.client.post("/classify", body, stock=stock)
-    assert "token_indices_to_pool" in response.json()["error"]["message"]
-    return response.status_code
-
-
-def test_classes_are_stocks_and_those_of_hugging_face(
-    classifier: Serving, model_dir: Callable[[str], Path]
-) -> None:
-    body = {"input_ids": INSTRUCTED}
-    found, wanted = both(classifier.client, "/classify", body)
-    path = model_dir("classifier")
-    model: Any = AutoModelForSequenceClassification.from_pretrained(path, dtype=torch.float32)
-    with torch.inference_mode():
-        exact = [model(torch.tensor([prompt])).logits[0].tolist() for prompt in INSTRUCTED]
-    packed, stock = (np.array([each["embedding"] for each in answer]) for answer in (found, wanted))
-    assert packed.shape == (len(INSTRUCTED), 3)
-    np.testing.assert_allclose(packed, stock, rtol=0, atol=TOLERANCE)
-    # SGLang's head has a bias, which checkpoints of this architecture lack: whatever it is, it is
-    # the same for every prompt.
-    np.testing.assert_allclose(
-        packed - packed[0], np.array(exact) - exact[0], rtol=0, atol=2 * TOLERANCE
-    )
-
-
-def test_an_adapter_makes_stocks_classes(classifier: Serving) -> None:
-    body = {"input_ids": PROMPTS, "lora_path": ADAPTER}
-    found, stock = both(classifier.client, "/classify", body)
-    plain, _ = both(classifier.client, "/classify", {"input_ids": PROMPTS})
-    logits = [[each["embedding"] for each in answer] for answer in (found, stock, plain)]
-    np.testing.assert_allclose(logits[0], logits[1], rtol=0, atol=TOLERANCE)
-    assert np.abs(np.subtract(logits[0], logits[2])).max() > 100 * TOLERANCE
-
-
-def test_class_probabilities_are_stocks(classifier: Serving) -> None:
-    packed, stock = both(classifier.client, "/v1/classify", {"model": "m", "input": TEXTS})
-    for one, other in zip(packed["data"], stock["data"], strict=True):
-        assert one["label"] == other["label"]
-        np.testing.assert_allclose(one["probs"], other["probs"], rtol=0, atol=TOLERANCE)
-
-
-def test_the_python_client_classifies(classifier: Serving) -> None:
-    raw = classifier.client.post("/classify", {"input_ids": INSTRUCTED}).json()
-    with PrefillClient(classifier.server.base_url, max_items_per_request=3) as client:
-        found = client.classify(INSTRUCTED)
-    wanted = [each["embedding"] for each in raw]
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=TOLERANCE)
 
 
 def test_embeddings_over_grpc_are_those_of_http(embedder: Serving, attach: Path) -> None:
@@ -699,7 +469,7 @@ def test_embeddings_over_grpc_are_those_of_http(embedder: Serving, attach: Path)
         "ids": (PROMPTS, pb.Prompts(ids=int32_rows(PROMPTS))),
     }
     with (
-        front_ends(attach / "embedder", "grpc-embedder", "--processes=1") as running,
+        front_ends(attach, "grpc-embedder", "--processes=1") as running,
         connected(running.address) as stub,
     ):
         for plain, asked in prompts.values():
@@ -741,7 +511,7 @@ def embed_with_an_adapter(embedder: Serving, address: str, stub: Any) -> None:
             found = client.embed(PROMPTS, adapter=ADAPTER)
         np.testing.assert_allclose(found, wanted, rtol=0, atol=TOLERANCE)
         assert moved["scheduler.requests.ok"] >= 1
-        assert not any(count for name, count in moved.items() if "fallbacks" in name)
+        assert fallbacks(moved) == {}
     asked = pb.EmbedRequest(prompts=prompts, adapter=ADAPTER)
     with ThreadPoolExecutor(1) as pool:
         with stopped(scheduler_pid(embedder.server)):
@@ -759,22 +529,3 @@ def embed_with_an_adapter(embedder: Serving, address: str, stub: Any) -> None:
     found = stub.Embed(asked)
     table = np.frombuffer(found.vectors, "<f4").reshape(-1, found.width)
     np.testing.assert_allclose(table, wanted, rtol=0, atol=TOLERANCE)
-
-
-def test_classes_over_grpc_are_those_of_http(classifier: Serving, attach: Path) -> None:
-    with (
-        front_ends(attach / "classifier", "grpc-classifier", "--processes=1") as running,
-        connected(running.address) as stub,
-    ):
-        found = stub.Classify(pb.ClassifyRequest(prompts=pb.Prompts(ids=int32_rows(PROMPTS))))
-        with PrefillClient(f"grpc://{running.address}") as client:
-            adapted = client.classify(PROMPTS, adapter=ADAPTER)
-    with PrefillClient(classifier.server.base_url) as client:
-        stock = client.classify(PROMPTS, adapter=ADAPTER, options=Options(stock=True))
-    np.testing.assert_allclose(adapted, stock, rtol=0, atol=TOLERANCE)
-    response = classifier.client.post("/classify", {"input_ids": PROMPTS})
-    wanted = [each["embedding"] for each in response.json()]
-    table = np.frombuffer(found.values, "<f4").reshape(-1, found.width)
-    np.testing.assert_allclose(table, wanted, rtol=0, atol=TOLERANCE)
-    assert found.usage.path == pb.PATH_PACKED
-    assert len(found.class_names) == found.width

@@ -36,8 +36,6 @@ from tests.integration.support.grpc_frontends import (
     connected,
     front_ends,
     health,
-    int32,
-    int32_rows,
     request_of,
     rows_of,
 )
@@ -45,6 +43,7 @@ from tests.integration.support.own_server import Serving, serving
 from tests.integration.support.parity import TOLERANCE, assert_same
 from tests.integration.support.processes import scheduler_pid, stopped, tokens_under_way
 from tests.integration.support.stock_metrics import growth
+from tests.unit.grpc_frontend.calls import int32, int32_rows
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 

@@ -37,6 +37,23 @@ def score_body(seed: int, prefix: int, suffixes: list[int], **fields: Any) -> Js
     return body | {"return_token_logprobs": True} | fields
 
 
+def setwise_body(anchor: int, name: str, query: int, items: list[list[int]]) -> Json:
+    """A setwise request with a query of `query` tokens; `name` is the text of the token `anchor`.
+
+    Items have candidates of these lengths, each followed by an anchor, and then three tokens.
+    """
+    rng = random.Random(query)
+
+    def drawn(length: int) -> list[int]:
+        return [token + (token == anchor) for token in random_ids(rng, length)]
+
+    return {
+        "query": drawn(query),
+        "items": [[t for n in item for t in [*drawn(n), anchor]] + drawn(3) for item in items],
+        "score_extraction_token": name,
+    }
+
+
 def generate_body(ids: list[int] | list[list[int]], new_tokens: int) -> Json:
     """A greedy generation of exactly `new_tokens` tokens."""
     sampling = {"max_new_tokens": new_tokens, "temperature": 0, "ignore_eos": True}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from sglang_prefill_ext.local_server.environment import server_env
 from sglang_prefill_ext.process.ports import free_port
 from tests.integration.support.client import Json, wait_until
 from tests.integration.support.own_server import LOGS
+from tests.unit.grpc_frontend.calls import int32, int32_rows
 
 SERVICE = "prefill_ext.v1.Prefill"
 
@@ -69,15 +70,6 @@ def connected(address: str, credentials: Any = None) -> Iterator[PrefillStub]:
     with channel:
         wait_until(lambda: health(channel) == "SERVING")
         yield PrefillStub(channel)  # type: ignore[no-untyped-call]
-
-
-def int32(values: Sequence[int]) -> bytes:
-    return np.array(values, dtype="<i4").tobytes()
-
-
-def int32_rows(rows: Sequence[Sequence[int]]) -> pb.Int32Rows:
-    flat = [value for row in rows for value in row]
-    return pb.Int32Rows(values=int32(flat), counts=int32([len(row) for row in rows]))
 
 
 def request_of(body: Json, **fields: Any) -> pb.ScoreRequest:

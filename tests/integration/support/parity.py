@@ -17,17 +17,37 @@ TOLERANCE = 1e-5
 """Largest difference in probability and in log-prob, in float32 on the CPU."""
 
 
-def assert_paths_agree(client: Client, body: Json, *, path: str = "/v1/score") -> Json:
-    """Send `body` down both paths, compare the answers, and return the packed one."""
+def from_both(client: Client, path: str, body: Json) -> tuple[Any, Any]:
+    """The answers of the packed and of the stock path, which must have been taken."""
     with client.counting() as moved:
         packed = client.post(path, body)
         stock = client.post(path, body, stock=True)
     assert (packed.status_code, stock.status_code) == (200, 200), (packed.text, stock.text)
     assert moved["frontend.requests.packed"] == 1
-    assert moved["frontend.fallbacks.opted_out"] == 1
-    assert_same_answer(packed.json(), stock.json())
-    answer: Json = packed.json()
+    assert moved["scheduler.requests.ok"] >= 1
+    assert fallbacks(moved) == {"frontend.fallbacks.opted_out": 1}
+    return packed.json(), stock.json()
+
+
+def fallbacks(moved: Json) -> Json:
+    """What was counted of requests that took the stock path."""
+    return {name: count for name, count in moved.items() if count and ".fallbacks." in name}
+
+
+def assert_paths_agree(client: Client, body: Json, *, path: str = "/v1/score") -> Json:
+    """Send `body` down both paths, compare the answers, and return the packed one."""
+    packed, stock = from_both(client, path, body)
+    assert_same_answer(packed, stock)
+    answer: Json = packed
     return answer
+
+
+def assert_refused_alike(client: Client, path: str, body: Json) -> str:
+    """Assert that both paths answer 400 in the same words; return these."""
+    packed, stock = (client.post(path, body, stock=stock) for stock in (False, True))
+    assert packed.status_code == stock.status_code == 400
+    assert packed.json() == stock.json()
+    return packed.text
 
 
 def assert_a_divided_request_agrees(client: Client) -> None:
@@ -99,7 +119,7 @@ def both(
         packed = client.post(path, body)
         assert packed.status_code == 200, packed.text
     assert moved["frontend.requests.packed"] == packed_requests
-    assert not any(count for name, count in moved.items() if "fallbacks" in name)
+    assert fallbacks(moved) == {}
     stock = client.post(path, body, stock=True)
     assert stock.status_code == 200, stock.text
     compare(packed.json(), stock.json())
