@@ -66,7 +66,7 @@ class AnswerCheck:
 
     Attributes:
         prompts: of each prompt, the tokens of its shared prefix and its own tokens.
-        differences: the largest difference of each prompt, see `gaps`; infinite if only one path
+        differences: the largest difference of each prompt, see `gaps`; infinite unless both paths
             gave a number.
         medians: the median difference of each prompt.
         tolerance: limits of both.
@@ -112,10 +112,13 @@ class AnswerCheck:
     def __str__(self) -> str:
         worst = self.differences.index(self.largest)
         shared, own = self.prompts[worst]
+        apart = f"largest difference {self.largest:.1e}"
+        if not np.isfinite(self.largest):
+            apart = "no numbers of both paths"
         return (
-            f"{len(self.prompts)} prompts, largest difference {self.largest:.1e} at prompt "
-            f"{worst + 1} ({shared} tokens of a shared prefix and {own} of its own), tolerance "
-            f"{self.tolerance.usual:g}, {self.seconds:.2f} s"
+            f"{len(self.prompts)} prompts, {apart} at prompt {worst + 1} ({shared} tokens of a "
+            f"shared prefix and {own} of its own), tolerance {self.tolerance.usual:g}, "
+            f"{self.seconds:.2f} s"
         )
 
 

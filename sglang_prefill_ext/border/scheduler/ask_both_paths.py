@@ -113,10 +113,10 @@ def report(check: AnswerCheck) -> None:
             )
         return
     logger.error(
-        "Prefill-only serving is OFF: packed forwards and SGLang answer known prompts differently "
-        "(%s), even with --prefill-only-attention torch and without graphs. Every request takes "
-        "the stock path. Report it with the model, the device and this line; "
-        "--prefill-only-known-answers off serves packed answers all the same.",
+        "Prefill-only serving is OFF: packed forwards and SGLang answer known prompts differently, "
+        "or one of them not at all (%s), even with --prefill-only-attention torch and without "
+        "graphs. Every request takes the stock path. Report it with the model, the device and this "
+        "line; --prefill-only-known-answers off serves packed answers all the same.",
         check,
     )
 

@@ -107,11 +107,15 @@ def test_an_answer_check(apart: tuple[float, ...], same: bool) -> None:
     assert check_of(*apart).same is same
 
 
-def test_an_answer_check_names_the_worst_prompt() -> None:
-    text = str(check_of(0.0, 0.5, 0.25))
+@pytest.mark.parametrize(
+    ("worst", "shown"),
+    [(0.5, "largest difference 5.0e-01"), (INF, "no numbers of both paths")],
+)
+def test_an_answer_check_names_the_worst_prompt(worst: float, shown: str) -> None:
+    text = str(check_of(0.0, worst, 0.25))
     assert text == (
-        "3 prompts, largest difference 5.0e-01 at prompt 2 (1 tokens of a shared prefix and 2 of "
-        "its own), tolerance 0.0001, 0.25 s"
+        f"3 prompts, {shown} at prompt 2 (1 tokens of a shared prefix and 2 of its own), "
+        "tolerance 0.0001, 0.25 s"
     )
 
 
