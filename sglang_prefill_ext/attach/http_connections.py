@@ -219,8 +219,9 @@ def _lines(headers: Mapping[str, str]) -> str:
 def _unopened(error: Exception) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         why = f"its certificate is not accepted: {error.verify_message.rstrip('.')}"
-        remedy = "; name the PEM file of its authority in SSL_CERT_FILE"
-        return why + remedy * (error.verify_code in _UNKNOWN_AUTHORITY)
+        if error.verify_code in _UNKNOWN_AUTHORITY:
+            why += "; name the PEM file of its authority in SSL_CERT_FILE"
+        return why
     if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
         return "it does not use TLS; its URL may be one of http"
     return str(error) or f"no connection within {_CONNECT_S:g} s"

@@ -91,7 +91,7 @@ class Session:
             prefixes=repeated_prefixes(facts.config, caching=facts.caching),
         )
         self.scoring, self.embedding = ScoreFrontend(self.path), EmbedFrontend(self.path)
-        self.send, self._send = send_rows, send
+        self.send, self._tell = send_rows, send
         self.longest_packed = facts.longest_packed
         self._stock: dict[str, asyncio.Future[messages.StockAnswer]] = {}
 
@@ -140,7 +140,7 @@ class Session:
         return nullcontext()
 
     def abort(self, rid: str) -> None:
-        self._send(messages.Abort(rid))
+        self._tell(messages.Abort(rid))
 
     def longest_prompt(self) -> int:
         return self.facts.longest_prompt
@@ -155,7 +155,7 @@ class Session:
         future: asyncio.Future[messages.StockAnswer] = asyncio.get_running_loop().create_future()
         self._stock[call.rid] = future
         try:
-            self._send(call)
+            self._tell(call)
             return await future
         finally:
             del self._stock[call.rid]

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from sglang_prefill_ext.patching import source
+from sglang_prefill_ext.patching.guard import differs
 from sglang_prefill_ext.patching.spec import Aspect, Mismatch, Patch
 
 DIFFS_LOCK = Path(__file__).with_name("diffs.lock.json")
@@ -40,9 +42,7 @@ def check_merged(patch: Patch, added: Mapping[str, Sequence[str]]) -> list[Misma
         )
     found = f"merged: {' '.join(merged)}, by {', '.join(n for diff in merged for n in names[diff])}"
     expected = f"not merged: {patch.diffs}"
-    return [
-        Mismatch(patch.id, patch.target, Aspect.MERGED, expected, found, remedy, blocking=False)
-    ]
+    return [replace(differs(patch, Aspect.MERGED, expected, found, remedy), blocking=False)]
 
 
 def _exists(name: str) -> bool:

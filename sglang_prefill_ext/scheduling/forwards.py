@@ -26,6 +26,9 @@ class Forwards:
     Args:
         executor: None if no job is ever queued.
         end: called for every job that needs no further forward.
+
+    Attributes:
+        asynchronous: whether a launch returns before its forward is done.
     """
 
     def __init__(

@@ -13,13 +13,17 @@ from contextlib import (
 from types import SimpleNamespace
 from typing import Any
 
-from sglang_prefill_ext.frontend.exchange import PackedExchange, StockPathTaken
+from sglang_prefill_ext.frontend.exchange import PackedExchange
 from sglang_prefill_ext.frontend.options import RequestOptions
-from sglang_prefill_ext.wire.stock_reason import StockReason
+from sglang_prefill_ext.wire.checks import wrong
 
 
 def admitted_adapter(
-    manager: Any, exchange: PackedExchange, name: str, options: RequestOptions, request: Any
+    manager: Any,
+    exchange: PackedExchange,
+    name: str,
+    options: RequestOptions,
+    request: Any = None,
 ) -> AbstractAsyncContextManager[str]:
     """Admit a call, then yield the id of its one adapter; without a name do neither, yield "".
 
@@ -27,7 +31,7 @@ def admitted_adapter(
     them.
 
     Raises:
-        StockPathTaken: upon entry; SGLang refuses the name.
+        RequestError: upon entry; see `named_adapter`.
         PrefillExtError: upon entry; see `PackedExchange.admitted`.
     """
     if not name:
@@ -39,13 +43,23 @@ def admitted_adapter(
 async def _admitted(
     manager: Any, admission: AbstractAsyncContextManager[object], name: str
 ) -> AsyncIterator[str]:
+    async with admission, named_adapter(manager, name) as found:
+        yield found
+
+
+@asynccontextmanager
+async def named_adapter(manager: Any, name: str) -> AsyncIterator[str]:
+    """Yield the id of the adapter of that name, held as by `acquired_adapter`.
+
+    Raises:
+        RequestError: upon entry; SGLang knows no such adapter. An error of the body stays its own.
+    """
     async with AsyncExitStack() as held:
-        await held.enter_async_context(admission)
-        named = SimpleNamespace(lora_path=name, lora_id=None)
+        request = SimpleNamespace(lora_path=name, lora_id=None)
         try:
-            found = await held.enter_async_context(acquired_adapter(manager, named))
+            found = await held.enter_async_context(acquired_adapter(manager, request))
         except ValueError as error:
-            raise StockPathTaken(StockReason.UNUSUAL_INPUT) from error
+            raise wrong("adapter", str(error)) from error
         yield found
 
 

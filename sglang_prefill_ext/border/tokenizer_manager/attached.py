@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from functools import cached_property, partial
 from importlib.metadata import version
 from typing import Any
@@ -21,7 +20,7 @@ from sglang_prefill_ext.attach.messages import (
     StockScore,
     StockVectors,
 )
-from sglang_prefill_ext.border.tokenizer_manager.adapters import acquired_adapter
+from sglang_prefill_ext.border.tokenizer_manager.adapters import admitted_adapter, named_adapter
 from sglang_prefill_ext.border.tokenizer_manager.call_context import keep_running
 from sglang_prefill_ext.border.tokenizer_manager.gc_frontend import thresholds_of_server
 from sglang_prefill_ext.border.tokenizer_manager.server import PrefillServer
@@ -36,7 +35,6 @@ from sglang_prefill_ext.frontend.answers import served_rows
 from sglang_prefill_ext.frontend.foreign_rows import check_foreign_rows
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.texts.libraries import PROBES
-from sglang_prefill_ext.wire.checks import wrong
 from sglang_prefill_ext.wire.flat import unpacked
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.status import STOCK_ENDS, Status, end_with
@@ -134,24 +132,9 @@ class AttachableEngine:
     def count(self, beat: Beat) -> None:
         self._path.metrics.add(beat.requests, beat.totals)
 
-    @asynccontextmanager
-    async def adapter(self, name: str, options: RequestOptions) -> AsyncIterator[str]:
+    def adapter(self, name: str, options: RequestOptions) -> AbstractAsyncContextManager[str]:
         """See `engine.Engine`."""
-        if not name:
-            yield ""
-            return
-        async with self._path.exchange.admitted(options), self._acquired(name) as found:
-            yield found
-
-    @asynccontextmanager
-    async def _acquired(self, name: str) -> AsyncIterator[str]:
-        async with AsyncExitStack() as lease:
-            request = EmbeddingReqInput(lora_path=name)
-            try:
-                found = await lease.enter_async_context(acquired_adapter(self._manager, request))
-            except ValueError as error:
-                raise wrong("adapter", str(error)) from error
-            yield found
+        return admitted_adapter(self._manager, self._path.exchange, name, options)
 
     async def serve_stock(self, call: Stock) -> StockAnswer | StockError:
         """Serve a call by SGLang's own method; our hooks there pack the call if possible."""
@@ -177,7 +160,7 @@ class AttachableEngine:
         return StockAnswer(call.rid, rows, tokens, result.token_logprobs)
 
     async def _vectors(self, call: StockVectors, caller: Caller) -> StockAnswer:
-        async with self._acquired(call.adapter):
+        async with named_adapter(self._manager, call.adapter):
             pass  # only to name the field if there is no such adapter, which SGLang does not do
         field = "text" if isinstance(call.prompts[0], str) else "input_ids"
         request = EmbeddingReqInput(

@@ -84,6 +84,9 @@ class ForwardGraph:
     Args:
         tokens: of the padded forward, >= 1.
         slots: how the graph reads and writes the KV pool; None: nothing is held or stored.
+
+    Raises:
+        RuntimeError: see `Capture`.
     """
 
     def __init__(

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from sglang_prefill_ext.border.tokenizer_manager.adapters import admitted_adapter
-from sglang_prefill_ext.frontend.exchange import StockPathTaken
+from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.options import RequestOptions
-from sglang_prefill_ext.wire.stock_reason import StockReason
 from tests.unit.frontend.links import StubLink, path_of
 
 
@@ -61,10 +60,10 @@ async def test_a_call_without_an_adapter_is_admitted_later() -> None:
 
 async def test_sglang_refuses_an_unknown_adapter() -> None:
     manager, link = Manager(), StubLink()
-    with pytest.raises(StockPathTaken) as taken:
+    with pytest.raises(RequestError, match="never loaded") as refused:
         async with admitted(manager, link, "b"):
             raise AssertionError("it was admitted")
-    assert taken.value.reason is StockReason.UNUSUAL_INPUT
+    assert refused.value.field == "adapter"
     assert (manager.held, link.admitted) == ([], 0)
 
 
