@@ -115,7 +115,7 @@ def bound(
         except OSError:
             made.close()
             raise
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise ConfigError(
             f"--host {host} {flag} {port} cannot be used ({error}). Choose another address."
         ) from error

@@ -8,6 +8,7 @@ import threading
 import time
 from typing import Any
 
+import msgspec
 from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 from ray.serve.schema import ApplicationStatus
@@ -164,5 +165,5 @@ def _target(deployment: Any, *args: object, scales: bool = False) -> serve.RunTa
     """An application of one deployment, whose replicas are kept while its arguments stay equal."""
     # Without a given version, Serve replaces all replicas at every change. `scales` is part of it,
     # because replicas that were started without autoscaling never report what that needs.
-    deployment._version = hashlib.sha256(repr((args, scales)).encode()).hexdigest()
+    deployment._version = hashlib.sha256(msgspec.json.encode((args, scales))).hexdigest()
     return serve.RunTarget(deployment.bind(*args), deployment.name, None)

@@ -15,7 +15,7 @@ from sglang_prefill_ext.fleet.settings import API_KEY_VARIABLE
 
 def main() -> None:
     if key := os.environ.pop(API_KEY_VARIABLE, ""):
-        sys.argv += ["--api-key", key]
+        sys.argv.append(f"--api-key={key}")  # it may begin with a hyphen
     runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)
 
 

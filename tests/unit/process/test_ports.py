@@ -76,10 +76,11 @@ def test_connections_that_end_keep_nobody_from_a_port() -> None:
         assert again == port
 
 
-def test_an_address_that_is_none_is_refused() -> None:
+@pytest.mark.parametrize("host", ["192.0.2.1", "127.0.0..1"])
+def test_an_address_that_is_none_is_refused(host: str) -> None:
     with (
-        pytest.raises(ConfigError, match=r"--host 192\.0\.2\.1 .*Choose another"),
-        reserved("192.0.2.1", 0),
+        pytest.raises(ConfigError, match=rf"--host {host} .*Choose another"),
+        reserved(host, 0),
     ):
         pass
 
