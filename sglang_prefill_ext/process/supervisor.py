@@ -52,7 +52,8 @@ class Supervisor:
         """Write a line to every process; a process that starts later gets the latest line."""
         self._said = line + b"\n"
         for each in self._inputs.values():
-            each.write(self._said)
+            if not each.is_closing():  # its process has just died
+                each.write(self._said)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Keep the processes alive until `stop`; return when all have ended."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 
 from sglang_prefill_ext.process import supervisor as module
 from sglang_prefill_ext.process.supervisor import Supervisor
@@ -39,9 +40,11 @@ async def running(supervisor: Supervisor) -> AsyncIterator[asyncio.Future[None]]
     """Let it supervise until the block is left."""
     stop = asyncio.Event()
     supervising = asyncio.ensure_future(supervisor.run(stop))
-    yield supervising
-    stop.set()
-    await supervising
+    try:
+        yield supervising
+    finally:
+        stop.set()
+        await supervising
 
 
 async def test_what_dies_is_started_again_and_the_others_live_on() -> None:
@@ -107,6 +110,20 @@ async def test_what_is_said_reaches_every_process_and_those_that_start_later(
         os.kill(supervisor.pids[0], signal.SIGKILL)
         await until(lambda: heard.read_text().count("two") == 3)
     assert heard.read_text().count("one") == 2
+
+
+def test_what_is_said_reaches_the_others_when_one_has_just_died() -> None:
+    async def say_meanwhile() -> None:
+        supervisor = Supervisor(command("import sys; sys.stdin.read()"), 2, grace_s=10)
+        async with running(supervisor):
+            await until(lambda: len(supervisor.pids) == 2)
+            dead = supervisor.pids[0]
+            os.kill(dead, signal.SIGKILL)
+            while supervisor.pids[0] == dead:
+                supervisor.say(b"hello")
+                await asyncio.sleep(0)
+
+    uvloop.run(say_meanwhile())  # Ray's loop, too; it raises where a pipe was closed
 
 
 async def test_processes_have_variables_besides_those_of_this_one(
