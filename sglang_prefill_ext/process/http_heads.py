@@ -32,14 +32,18 @@ class LimitedHeads(HttpToolsProtocol):
     """
 
     _unread = 0
-    _data = b""
+    _data = b""  # what is being read
+    _rest = b""  # what is to be read behind that
 
     def data_received(self, data: bytes) -> None:
         if self._unread > LONGEST_HEAD:
             return  # refused; an earlier request is still being answered
         self._unread += len(data)
-        self._data = data
-        super().data_received(data)
+        self._rest = data
+        while self._rest:
+            self._data, self._rest = self._rest, b""
+            super().data_received(self._data)
+        self._data = b""
         if self._unread > LONGEST_HEAD:
             self._refuse()
 
@@ -66,7 +70,7 @@ class LimitedHeads(HttpToolsProtocol):
         return upgrades and not self._should_upgrade()
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Read the head again without the offer, behind which httptools reads no body."""
+        """Have the head read again without the offer, behind which httptools reads no body."""
         stopped = sys.exception()
         if stopped is None or self._get_upgrade() is None:  # CONNECT
             return super()._unsupported_upgrade_warning()
@@ -74,7 +78,7 @@ class LimitedHeads(HttpToolsProtocol):
         version = self.parser.get_http_version().encode()
         first = b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)
         head = b"\r\n".join([first, *kept, b"", b""])
-        return super().data_received(head + self._data[stopped.args[0] :])
+        self._rest = head + self._data[stopped.args[0] :]
 
     def _refuse(self) -> None:
         cycle = self.cycle

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from sglang_prefill_ext.process.http_heads import LONGEST_HEAD, LimitedHeads, limit_heads
+from tests.unit.waiting import until
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n"
 POST = b"POST / HTTP/1.1\r\nhost: x\r\n"
@@ -138,6 +140,27 @@ async def test_an_offer_of_another_protocol_loses_no_body(
     assert connection.headers[1][b"http2-settings"] == b"AAEAAEAA"
     assert connection.wire.written.count(b"200 OK") == 3
     assert not connection.wire.closed
+
+
+@pytest.mark.parametrize("piece", [50, 2**20])
+async def test_offers_in_one_piece_lose_nothing(connection: Connection, piece: int) -> None:
+    offer = b"connection: upgrade\r\nupgrade: h2c\r\n"
+    asked = [
+        POST + offer + b"content-length: %d\r\n\r\n" % size + b"a" * size for size in range(1, 9)
+    ]
+    await connection.feed(b"".join(asked) * 200, piece)  # more than Python can nest calls
+    await until(lambda: len(connection.lengths) == 1600 or connection.wire.closed)
+    assert connection.lengths == [*range(1, 9)] * 200
+    assert not connection.wire.closed
+
+
+async def test_what_was_read_is_not_kept(connection: Connection) -> None:
+    data = POST + b"content-length: 100000\r\n\r\n" + b"a" * 100_000
+    uses = sys.getrefcount(data)
+    connection.protocol.data_received(data)
+    await connection.settled()
+    assert connection.lengths == [100_000]
+    assert sys.getrefcount(data) == uses
 
 
 @pytest.mark.parametrize("endless", [b"a:\r\n", b"a: b\r\n"])
