@@ -133,14 +133,15 @@ class LocalServer:
             ServerStartError: not started, ended by itself, or not ready in time; with the last
                 lines of its log.
         """
-        if self._process is None:
+        process = self._process  # another thread may stop it
+        if process is None:
             raise ServerStartError("wait_ready() needs a running server; call start() first.")
         begin = time.monotonic()
         while True:
             healthy = self._is_healthy()
             waited = time.monotonic() - begin
-            if self._process.poll() is not None:
-                raise self._start_error(f"exited with status {self._process.returncode}")
+            if process.poll() is not None:
+                raise self._start_error(f"exited with status {process.returncode}")
             if healthy:
                 return waited
             if waited > timeout_s:

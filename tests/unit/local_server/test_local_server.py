@@ -101,6 +101,14 @@ def test_a_paused_server_stands_still_and_goes_on(server: LocalServer) -> None:
     assert "T" not in {state(pid) for pid in server.pids}
 
 
+def test_one_that_is_stopped_while_it_starts_has_not_started(tmp_path: Path) -> None:
+    server = stand_in(tmp_path / "server.log", "import time; time.sleep(600)")
+    server.start()
+    with pytest.raises(ServerStartError, match="the server exited with status -"):
+        server.wait_ready(30.0, lambda _: server.stop(grace_s=0.0))
+    assert not server.running
+
+
 def test_context_stops_the_server_when_its_body_fails(server: LocalServer) -> None:
     pids: list[int] = []
 
