@@ -17,7 +17,7 @@ from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
 from sglang_prefill_ext.errors import EngineUnavailableError
-from sglang_prefill_ext.process.ports import KEEPALIVE
+from sglang_prefill_ext.process.ports import KEEPALIVE, LONGEST_IDLE_S
 
 _BEGIN = re.compile(rb"HTTP/1\.1 \d{3}[ \r]")
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d{1,18}) *\r", re.IGNORECASE)
@@ -25,11 +25,7 @@ _CLOSING = re.compile(rb"\r\nconnection: *close *\r", re.IGNORECASE)
 _HEAD_END = b"\r\n\r\n"
 _LONGEST_HEAD = 64 * 1024
 
-KEEP_ALIVE_S = 3.0
-"""Less than the 5 s after which SGLang closes idle connections: one that is used just when it is
-closed breaks."""
-
-_CONNECT_S = 2.0
+CONNECT_S = 2.0
 
 _UNKNOWN_AUTHORITY = range(18, 22)
 """OpenSSL's codes for a certificate that is signed by itself, or whose signer is not known."""
@@ -185,7 +181,7 @@ class HttpConnections:
 
     def _kept(self) -> HttpConnection | None:
         """The connection that was used last, if it can still be used."""
-        oldest_s = time.monotonic() - KEEP_ALIVE_S
+        oldest_s = time.monotonic() - LONGEST_IDLE_S
         while self._idle and self._idle[0][0] < oldest_s:
             self._idle.popleft()[1].close()
         while self._idle:
@@ -197,7 +193,7 @@ class HttpConnections:
     async def _opened(self) -> HttpConnection:
         loop, (host, port) = asyncio.get_running_loop(), self._address
         try:
-            async with asyncio.timeout(_CONNECT_S):
+            async with asyncio.timeout(CONNECT_S):
                 opening = loop.create_connection(HttpConnection, host, port, ssl=self._tls)
                 transport, connection = await opening
                 for option in KEEPALIVE:
@@ -224,7 +220,7 @@ def _unopened(error: Exception) -> str:
         return why
     if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
         return "it does not use TLS; its URL may be one of http"
-    return str(error) or f"no connection within {_CONNECT_S:g} s"
+    return str(error) or f"no connection within {CONNECT_S:g} s"
 
 
 def _closed(error: Exception | None) -> str:

@@ -23,15 +23,13 @@ from sglang_prefill_ext.errors import (
     UnexpectedAnswerError,
 )
 from sglang_prefill_ext.frontend.options import authorization
-from sglang_prefill_ext.process.ports import KEEPALIVE
+from sglang_prefill_ext.process.ports import KEEPALIVE, LONGEST_IDLE_S
 
 DEFAULT_URL = "http://127.0.0.1:30000"
 GRPC_SCHEMES = ("grpc", "grpcs")
 
 _LAST_PORT = 65535
 _CONNECT_S = 10.0
-# SGLang drops connections that were idle for 5 s; a request sent at that moment is lost.
-_KEEP_IDLE_S = 3.0
 _SLACK_S = 2.0  # Beyond the deadline: the server's own 504 says more than our timeout.
 _NO_CONNECTION = (
     httpx.ConnectTimeout,
@@ -64,7 +62,7 @@ def http_client(
         raise _no_address(base_url)
     headers = {"content-type": "application/json", **authorization(api_key)}
     # The caller limits its requests; waiting for a free connection would use up the timeout.
-    limits = httpx.Limits(max_connections=None, keepalive_expiry=_KEEP_IDLE_S)
+    limits = httpx.Limits(max_connections=None, keepalive_expiry=LONGEST_IDLE_S)
     own_kind = _TRANSPORTS[kind]
     try:
         if transport is not None:

@@ -11,11 +11,11 @@ from starlette.requests import Request
 from starlette.types import Send
 from yarl import URL
 
-from sglang_prefill_ext.attach.http_connections import KEEP_ALIVE_S
+from sglang_prefill_ext.attach.http_connections import CONNECT_S
 from sglang_prefill_ext.errors import DeadlineExceededError, EngineUnavailableError, RequestError
 from sglang_prefill_ext.frontend.client_wait import until_departure
 from sglang_prefill_ext.frontend.options import TIMEOUT_HEADER, headers_from, options_of
-from sglang_prefill_ext.process.ports import KEEPALIVE
+from sglang_prefill_ext.process.ports import KEEPALIVE, LONGEST_IDLE_S
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ _OF_ONE_CONNECTION = frozenset(
 )
 _HANDLED = _OF_ONE_CONNECTION | {b"host", b"content-length", b"expect"}
 _WRITTEN_HERE = _OF_ONE_CONNECTION | {b"date", b"server"}
-_CONNECT_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=2.0)
+_CONNECT_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=CONNECT_S)
 _SLACK_S = 1.0
 """Time after a request's timeout in which its engine may still report that by itself."""
 
@@ -37,7 +37,7 @@ class NotSentError(EngineUnavailableError):
 def http_session() -> aiohttp.ClientSession:
     """Connections to all engines; made in the event loop that uses them."""
     connector = aiohttp.TCPConnector(
-        limit=0, keepalive_timeout=KEEP_ALIVE_S, socket_factory=_kept_alive
+        limit=0, keepalive_timeout=LONGEST_IDLE_S, socket_factory=_kept_alive
     )
     return aiohttp.ClientSession(
         connector=connector, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()

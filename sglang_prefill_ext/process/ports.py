@@ -27,6 +27,10 @@ KEEPALIVE = (
 """Options of a connection by which a host that has vanished is noticed within a minute, whether or
 not something was sent to it meanwhile."""
 
+LONGEST_IDLE_S = 3.0
+"""How long an idle connection to SGLang is kept: less than the 5 s after which SGLang closes it, as
+a request that is sent at that moment is lost."""
+
 _PORTS = range(20_000, 32_000)
 _PORT_TRIES = 100
 _LISTENER_POLL_S = 0.02

@@ -142,7 +142,7 @@ async def test_a_connection_that_is_to_close_is_not_used_again(closing: str) -> 
 
 
 async def test_idle_connections_are_left_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_connections, "KEEP_ALIVE_S", 0.05)
+    monkeypatch.setattr(http_connections, "LONGEST_IDLE_S", 0.05)
     async with running(lambda _: answer_bytes(b"x")) as (engine, to):
         await asyncio.gather(to.get("/1", LIMIT_S), to.get("/2", LIMIT_S))
         await asyncio.sleep(0.1)
@@ -250,7 +250,7 @@ async def test_an_engine_that_is_not_there_is_an_error() -> None:
 
 
 async def test_a_connection_has_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_connections, "_CONNECT_S", 0.1)
+    monkeypatch.setattr(http_connections, "CONNECT_S", 0.1)
     async with running(lambda _: None) as (engine, _):
         silent = HttpConnections(engine.url.replace("http", "https"), {})  # it shakes no hands
         with pytest.raises(EngineUnavailableError, match=r"no connection within 0\.1 s"):
