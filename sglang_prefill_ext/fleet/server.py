@@ -71,7 +71,7 @@ async def serve(settings: Settings, api_key: str) -> None:
             await fleet.wait_heard(_HEARD_S)
             _stop_on_signals(server)
             listener = listener_at(settings.host, settings.port, _BACKLOG)
-            serving = [server.serve(sockets=[listener])]
+            servers = [server.serve(sockets=[listener])]
             if settings.grpc_port is not None:
                 listening = Listening(
                     host=settings.host,
@@ -79,8 +79,8 @@ async def serve(settings: Settings, api_key: str) -> None:
                     grace_s=settings.grace_s,
                     max_calls=_MOST_CALLS,
                 )
-                serving.append(serve_grpc(fleet, listening, api_key, lambda: server.should_exit))
-            await asyncio.gather(*serving)
+                servers.append(serve_grpc(fleet, listening, api_key, lambda: server.should_exit))
+            await asyncio.gather(*servers)
         finally:
             for task in beside:
                 task.cancel()

@@ -52,8 +52,7 @@ class Supervisor:
         """Write a line to every process; a process that starts later gets the latest line."""
         self._said = line + b"\n"
         for each in self._inputs.values():
-            if not each.is_closing():  # its process has just died
-                each.write(self._said)
+            self._tell(each)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Keep the processes alive until `stop`; return when all have ended."""
@@ -76,7 +75,7 @@ class Supervisor:
                 continue
             assert process.stdin is not None, "it is a pipe"
             self.pids[number], self._inputs[number] = process.pid, process.stdin
-            process.stdin.write(self._said)
+            self._tell(process.stdin)
             begin_s = time.monotonic()
             if await _came_before(stop, process.wait()):
                 await self._end(process)
@@ -87,6 +86,10 @@ class Supervisor:
             ended = "Process %d ended with %s; another one starts in %g s."
             logger.warning(ended, process.pid, process.returncode, wait_s)
             await _came_before(stop, asyncio.sleep(wait_s))
+
+    def _tell(self, told: asyncio.StreamWriter) -> None:
+        if not told.is_closing():  # else its process has just died; uvloop would raise
+            told.write(self._said)
 
     async def _end(self, process: asyncio.subprocess.Process) -> None:
         if process.returncode is None:

@@ -126,6 +126,17 @@ def test_what_is_said_reaches_the_others_when_one_has_just_died() -> None:
     uvloop.run(say_meanwhile())  # Ray's loop, too; it raises where a pipe was closed
 
 
+def test_processes_that_die_at_once_do_not_end_it(caplog: pytest.LogCaptureFixture) -> None:
+    async def supervise_them() -> None:
+        supervisor = Supervisor(["/bin/true"], 8, grace_s=10)
+        supervisor.say(b"hello")
+        async with running(supervisor) as supervising:
+            await until(lambda: caplog.text.count("ended with 0") >= 100 or supervising.done())
+            assert not supervising.done()
+
+    uvloop.run(supervise_them())
+
+
 async def test_processes_have_variables_besides_those_of_this_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
