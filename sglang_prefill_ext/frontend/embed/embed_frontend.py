@@ -111,9 +111,11 @@ class EmbedFrontend:
         except StockPathTaken as taken:
             raise StockPathTaken(taken.reason, _with_ids(call, prompts)) from None
         tables, states = [each.table for each in read_outs], None
-        # Without a head that made vectors there are no states.
+        # Without a head that made vectors there are no states. An encoder never gives them, but its
+        # head may have more classes than a state has numbers.
         hidden_size = self.path.embeddings.width
-        if call.with_states and tables[0].shape[-1] > hidden_size:
+        has_states = self.path.encoder is None and tables[0].shape[-1] > hidden_size
+        if call.with_states and has_states:
             states = [table[..., -hidden_size:] for table in tables]
             tables = [table[..., :-hidden_size] for table in tables]
         numbers = sum(table.size for table in tables)

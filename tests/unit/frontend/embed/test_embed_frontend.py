@@ -143,6 +143,14 @@ async def test_states_come_apart_from_their_vectors(shown: bool) -> None:
     assert rows.read.width == VECTOR_AND_STATE
 
 
+async def test_more_classes_of_an_encoder_than_a_state_has_numbers_are_all_classes() -> None:
+    traits = replace(CROSS_ENCODER, makes_numbers=False)
+    setup = Setup(stub_answer(values=[0.5, 1.0, 2.0]), encoder=traits)
+    call = EmbedCall([[1, 2]], True, None, with_states=True)
+    embedded = await setup.frontend.embed(call, PLAIN, None)
+    assert (embedded.vectors, embedded.states) == ([[0.5, 1.0, 2.0]], None)
+
+
 async def test_calls_with_different_adapters_are_packed_apart() -> None:
     setup = Setup(count_tokens)
     calls = [replace(IDS, adapter=adapter) for adapter in ("", "a", "a", "b")]
