@@ -158,9 +158,16 @@ ENCODER_ARCHITECTURES = frozenset(
 )
 """Bidirectional model classes; they make a vector of the first token of every prompt."""
 
-POOLED_AT_PLACES = frozenset({"Qwen2ForSequenceClassification", "Qwen3ForSequenceClassification"})
+POOLED_AT_PLACES = frozenset(
+    {
+        "LlamaForClassification",
+        "Qwen2ForSequenceClassification",
+        "Qwen3ForRewardModel",
+        "Qwen3ForSequenceClassification",
+    }
+)
 """Model classes whose heads can read any token of a prompt (`score_and_pool`). SGLang also counts
-Llama's head among them, but that always reads the last token."""
+`LlamaForSequenceClassification` among them, but that always reads the last token."""
 
 
 def reads_places(config: Any) -> bool:

@@ -232,8 +232,11 @@ def test_decoders_have_none() -> None:
     [
         ("qwen2_classification", "Qwen2ForSequenceClassification"),
         ("qwen3_classification", "Qwen3ForSequenceClassification"),
+        ("llama_classification", "LlamaForClassification"),
         ("llama_reward", "LlamaForSequenceClassification"),
+        ("gemma2_reward", "Gemma2ForSequenceClassification"),
         ("qwen2_rm", "Qwen2ForRewardModel"),
+        ("qwen3_rm", "Qwen3ForRewardModel"),
     ],
 )
 def test_heads_that_read_any_token_are_those_that_sglang_lets(module: str, name: str) -> None:
