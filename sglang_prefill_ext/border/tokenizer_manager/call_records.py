@@ -33,6 +33,7 @@ class PackedCall:
     """A call in logs, exports and dumps; SGLang's log levels choose fields by these names.
 
     Attributes:
+        rid: the first name that the client has given, if any, else one of ours.
         route: the path of its HTTP request; empty without one.
         text, input_ids: the contents of its prompts, if they are shown anywhere.
     """
@@ -63,12 +64,8 @@ class CallRecord:
     ) -> None:
         self.call, self.request, self.priority = call, request, priority
         self.times = APIServerReqTimeStats()
-        self._traced = traced
-        if traced:
-            headers = getattr(request, "headers", {})
-            trace = {name: headers[name] for name in _TRACE_HEADERS if name in headers}
-            self.times.init_trace_ctx(call.rid, None, trace)
         self.times.set_created_time()
+        self._traced = traced
         self.state = ReqState(
             out_list=[], finished=False, event=asyncio.Event(), obj=call, time_stats=self.times
         )
@@ -84,15 +81,25 @@ class CallRecord:
         """Record that the call is answered, be it with an error."""
         self.state.finished = True
         end = time.perf_counter()
-        if self.served is not None and self._traced:
-            # The scheduler's times come with its answer, and are traced as spans of this process.
-            begun = end - self.served.compute_s
-            queued = begun - self.served.queue_s
-            self.times.set_tokenize_finish_time(queued)
-            self.times.trace_slice(RequestStage.PREFILL_WAITING, queued, begun)
-            self.times.trace_slice(RequestStage.PREFILL_FORWARD, begun, end)
+        if self._traced:
+            self._trace(end)
         self.times.set_first_token_time(end)
         self.times.set_finished_time(end)
+
+    def _trace(self, end: float) -> None:
+        """Trace the call, which began earlier: SGLang traces those that it serves itself."""
+        headers, times = getattr(self.request, "headers", {}), self.times
+        trace = {name: headers[name] for name in _TRACE_HEADERS if name in headers}
+        times.init_trace_ctx(self.call.rid, None, trace)
+        times.set_created_time(times.created_time)
+        if self.served is None:
+            return
+        # The scheduler's times come with its answer, and are traced as spans of this process.
+        begun = end - self.served.compute_s
+        queued = begun - self.served.queue_s
+        times.set_tokenize_finish_time(queued)
+        times.trace_slice(RequestStage.PREFILL_WAITING, queued, begun)
+        times.trace_slice(RequestStage.PREFILL_FORWARD, begun, end)
 
     def outcome(self, error: Exception | None) -> dict[str, Any]:
         """The answer of an ended request in SGLang's form, with sums over all prompts."""
@@ -171,10 +178,9 @@ class CallRecords:
             raise StockPathTaken(StockReason.UNUSUAL_INPUT)
         shown = contents() if self.shows_requests else {}
         route = getattr(request, "scope", {}).get("path", "")
-        rid = unique_name(CALL_NAME)  # spans have the name that is behind the line
-        call = PackedCall(rid, route, num_prompts, **shown)
+        own = names or [unique_name(CALL_NAME)]  # spans have the name that is behind the line
+        call = PackedCall(own[0], route, num_prompts, **shown)
         record = CallRecord(call, request, priority, traced=self._manager.enable_trace)
-        own = names or [rid]
         records.update(dict.fromkeys(own, record.state))
         try:
             yield record

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from fastapi import HTTPException
 from prometheus_client import CollectorRegistry
+from sglang.srt.observability.req_time_stats import APIServerReqTimeStats
 
 from sglang_prefill_ext.border.tokenizer_manager.call_records import CallRecords
 from sglang_prefill_ext.errors import (
@@ -115,6 +116,7 @@ async def test_a_record_has_the_names_that_the_client_has_given(
     with pytest.raises(RequestAbortedError):
         await work()
     assert manager.rid_to_state == {"c": other}
+    assert [meta["id"] for _, _, meta in manager.seen] == ["a"] * 3
     assert samples(registry) == {}  # SGLang has counted it
 
 
@@ -164,6 +166,21 @@ async def test_an_error_that_is_not_raised_is_shown(
         record.error = ServerBusyError("too much")
     assert [meta["finish_reason"]["message"] for _, _, meta in manager.seen] == ["too much"] * 3
     assert samples(registry) == {}
+
+
+async def test_a_call_is_traced_once_it_is_not_sglangs(
+    manager: Manager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trace that began and never ended would be shown as an error."""
+    begun: list[str] = []
+    noting = lambda _times, name, *_about: begun.append(name)  # noqa: E731
+    monkeypatch.setattr(APIServerReqTimeStats, "init_trace_ctx", noting)
+    manager.enable_trace = True
+    with pytest.raises(StockPathTaken), CallRecords(manager).keeping(REQUEST, 1, contents, ["a"]):
+        raise StockPathTaken(StockReason.OPTED_OUT)
+    with CallRecords(manager).keeping(REQUEST, 1, contents, ["b"]) as record:
+        record.served = SERVED
+    assert begun == ["b"]
 
 
 @pytest.mark.parametrize(
