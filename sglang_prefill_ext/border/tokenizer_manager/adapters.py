@@ -13,6 +13,7 @@ from contextlib import (
 from types import SimpleNamespace
 from typing import Any
 
+from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.exchange import PackedExchange
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.wire.checks import wrong
@@ -27,29 +28,36 @@ def admitted_adapter(
 ) -> AbstractAsyncContextManager[str]:
     """Admit a call, then yield the id of its one adapter; without a name do neither, yield "".
 
-    Admission comes first: SGLang unloads adapters in a pause, too, and waits until no request has
-    them.
-
     Raises:
         RequestError: upon entry; see `named_adapter`.
         PrefillExtError: upon entry; see `PackedExchange.admitted`.
     """
     if not name:
         return nullcontext("")
-    return _admitted(manager, exchange.admitted(options, request), name)
+    return _admitted(exchange.admitted(options, request), named_adapter(manager, name))
+
+
+def adapter_of_request(
+    manager: Any, exchange: PackedExchange, obj: Any, options: RequestOptions, request: Any
+) -> AbstractAsyncContextManager[str]:
+    """As `admitted_adapter`, for the adapter that SGLang's request names; it may be None."""
+    if obj is None or not obj.lora_path:
+        return nullcontext("")
+    return _admitted(exchange.admitted(options, request), _acquired_adapter(manager, obj))
 
 
 @asynccontextmanager
 async def _admitted(
-    manager: Any, admission: AbstractAsyncContextManager[object], name: str
+    admission: AbstractAsyncContextManager[object], adapter: AbstractAsyncContextManager[str]
 ) -> AsyncIterator[str]:
-    async with admission, named_adapter(manager, name) as found:
+    """Admit first: SGLang unloads adapters in a pause, too, and waits until no request has them."""
+    async with admission, adapter as found:
         yield found
 
 
 @asynccontextmanager
 async def named_adapter(manager: Any, name: str) -> AsyncIterator[str]:
-    """Yield the id of the adapter of that name, held as by `acquired_adapter`.
+    """Yield the id of the adapter of that name, held as by `_acquired_adapter`.
 
     Raises:
         RequestError: upon entry; SGLang knows no such adapter. An error of the body stays its own.
@@ -57,25 +65,28 @@ async def named_adapter(manager: Any, name: str) -> AsyncIterator[str]:
     async with AsyncExitStack() as held:
         request = SimpleNamespace(lora_path=name, lora_id=None)
         try:
-            found = await held.enter_async_context(acquired_adapter(manager, request))
-        except ValueError as error:
+            found = await held.enter_async_context(_acquired_adapter(manager, request))
+        except RequestError as error:
             raise wrong("adapter", str(error)) from error
         yield found
 
 
 @asynccontextmanager
-async def acquired_adapter(manager: Any, obj: Any) -> AsyncIterator[str]:
+async def _acquired_adapter(manager: Any, obj: Any) -> AsyncIterator[str]:
     """Yield the id of the one adapter that a request names, which is not unloaded meanwhile.
 
     Empty if it names none.
 
     Raises:
-        ValueError: SGLang knows no such adapter.
+        RequestError: upon entry; SGLang knows no such adapter, and says so in its own words.
     """
     if not obj.lora_path:
         yield ""
         return
-    await manager._validate_and_resolve_lora(obj)
+    try:
+        await manager._validate_and_resolve_lora(obj)
+    except ValueError as error:
+        raise RequestError(str(error), field="lora_path") from error
     ids = obj.lora_id if isinstance(obj.lora_id, list) else [obj.lora_id]
     try:
         yield ids[0] or ""

@@ -82,13 +82,13 @@ class DirectGenerate:
         options, request = context.options(self._frontend.path.config), context.request
         sampling, stops = self._sampling(body)
         exchange, name = self._frontend.path.exchange, body.lora_path or ""
-        async with admitted_adapter(self._manager, exchange, name, options, request) as adapter:
-            with self._records.keeping(request, len(body.prompts), dict) as record:
+        with self._records.keeping(request, len(body.prompts), dict) as record:
+            async with admitted_adapter(self._manager, exchange, name, options, request) as adapter:
                 calls = await self._calls(body, sampling, stops, request, adapter)
                 record.times.set_api_server_dispatch_finish_time()
                 read_outs = await self._frontend.read_all(calls, options, request)
-                lens, new_tokens = [len(call.ids) for call in calls], int(calls[0].generates)
-                record.served = served_prompts(lens, read_outs, new_tokens=new_tokens)
+            lens, new_tokens = [len(call.ids) for call in calls], int(calls[0].generates)
+            record.served = served_prompts(lens, read_outs, new_tokens=new_tokens)
         ended = []
         for call, read_out in zip(calls, read_outs, strict=True):
             token = token_of(call, read_out.table)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from sglang.srt.managers.io_struct import EmbeddingReqInput
 
 from sglang_prefill_ext.border.model.model_classes import reads_places
-from sglang_prefill_ext.border.tokenizer_manager.adapters import acquired_adapter
+from sglang_prefill_ext.border.tokenizer_manager.adapters import adapter_of_request
 from sglang_prefill_ext.border.tokenizer_manager.call_context import CallContext, call_with, counted
 from sglang_prefill_ext.border.tokenizer_manager.call_records import CallRecord
 from sglang_prefill_ext.border.tokenizer_manager.embed_request import embed_call_of
@@ -43,13 +42,13 @@ async def packed_vectors(
     call: EmbedCall,
     context: CallContext,
     names: Sequence[str] = (),
-    priority: int | None = None,
+    obj: Any = None,
 ) -> tuple[Embedded, CallRecord]:
     """Serve a call on the packed path; return its record, too.
 
     Args:
         names: of its prompts, by which it can be aborted.
-        priority: see `CallRecord`.
+        obj: SGLang's request, for its adapter and priority; None if it can have neither.
 
     Raises:
         StockPathTaken: SGLang is to serve it.
@@ -60,10 +59,13 @@ async def packed_vectors(
         if request is not None:  # calls of an offline engine, by the program itself, have no limit
             check_count(len(call.prompts), server.path.config, field="input", noun="prompts")
         context.raise_if_opted_out()
-        about = request, len(call.prompts), call.contents, names, priority
+        about = request, len(call.prompts), call.contents, names, getattr(obj, "priority", None)
         with server.records.keeping(*about) as record:
             _check_dimensions(server.manager, call)
-            embedded = await frontend.embed(call, context.options(server.path.config), record)
+            options, exchange = context.options(server.path.config), server.path.exchange
+            held = adapter_of_request(server.manager, exchange, obj, options, record)
+            async with held as adapter:
+                embedded = await frontend.embed(replace(call, adapter=adapter), options, record)
             record.served = embedded.served
     return embedded, record
 
@@ -95,18 +97,7 @@ async def embed(
         obj.normalize_batch_and_arguments()
         names = ([obj.rid] if call.is_single else obj.rid) if is_named else []
         context.raise_if_taken()
-        async with AsyncExitStack() as held:
-            if obj.lora_path and not context.is_opted_out:
-                # Before the adapter: SGLang unloads adapters in a pause, too, and waits until no
-                # request has them.
-                with counted(server.path.metrics, context):
-                    options = context.options(server.path.config)
-                    admission = server.path.exchange.admitted(options, context.request)
-                    await held.enter_async_context(admission)
-            adapter = await held.enter_async_context(acquired_adapter(manager, obj))
-            call = replace(call, adapter=adapter)
-            asked = server, frontend, call, context, names, obj.priority
-            embedded, record = await packed_vectors(*asked)
+        embedded, record = await packed_vectors(server, frontend, call, context, names, obj)
     except StockPathTaken as stock:
         server.path.metrics.record_fallback(stock.reason)
         context.explain(explain_stock, stock.reason)

@@ -42,8 +42,11 @@ def _unpacked_field(request: Any, *, reads_places: bool) -> StockReason | None:
         return reason
     if request.token_indices_to_pool is not None and not reads_places:
         return StockReason.TOKEN_POSITIONS
-    if isinstance(request.lora_path, list) and len(set(request.lora_path)) > 1:
+    adapters = set(request.lora_path) if isinstance(request.lora_path, list) else set()
+    if len(adapters) > 1:
         return StockReason.SEVERAL_ADAPTERS
+    if None in adapters:  # SGLang refuses that where it has no adapters
+        return StockReason.UNUSUAL_INPUT
     if request.return_prompt_token_ids or request.sampling_params not in (None, {}):
         return StockReason.UNUSUAL_INPUT
     if not request.log_metrics or not -(2**63) <= (request.priority or 0) < 2**63:

@@ -130,8 +130,10 @@ async def test_a_large_answer_leaves_the_event_loop_to_others(
 @pytest.mark.parametrize("fails", [False, True])
 def test_an_adapter_is_held_until_its_prompts_are_read(*, fails: bool) -> None:
     held, seen = [], []
+    states: dict[str, Any] = {}
 
     async def acquire(request: Any) -> None:
+        assert states  # SGLang does not end before the call
         request.lora_id = f"id of {request.lora_path}"
         held.append(request.lora_id)
 
@@ -146,7 +148,8 @@ def test_an_adapter_is_held_until_its_prompts_are_read(*, fails: bool) -> None:
     frontend, registry = Adapted(), SimpleNamespace(release=release)
     frontend.declines = fails
     body = PLAIN | {"input_ids": [[5], [6]], "lora_path": "a"}
-    found = answer(body, frontend, _validate_and_resolve_lora=acquire, lora_registry=registry)
+    adapters = {"_validate_and_resolve_lora": acquire, "lora_registry": registry}
+    found = answer(body, frontend, rid_to_state=states, **adapters)
     assert (found is None) is fails
     assert seen == [("id of a", "id of a")] * 2
     assert held == []

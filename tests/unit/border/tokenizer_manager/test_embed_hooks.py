@@ -14,7 +14,7 @@ from sglang.srt.managers.io_struct import EmbeddingReqInput
 
 from sglang_prefill_ext.border.tokenizer_manager import embed_hooks
 from sglang_prefill_ext.border.tokenizer_manager.call_context import CallContext
-from sglang_prefill_ext.errors import PackedForwardError
+from sglang_prefill_ext.errors import PackedForwardError, RequestError
 from sglang_prefill_ext.frontend.embed.embed_frontend import EmbedFrontend
 from sglang_prefill_ext.frontend.options import TIMEOUT_HEADER
 from sglang_prefill_ext.frontend.packed_path import PackedPath
@@ -64,6 +64,40 @@ async def test_no_call_that_has_its_adapter_waits_in_a_pause(places: list[int] |
         await asyncio.wait_for(anext(vectors), 10)
     assert len(link.sent) == 1
     assert link.admitted == 0
+
+
+async def test_a_call_that_waits_for_its_adapter_is_under_way() -> None:
+    """Else it could not be aborted by its name, and SGLang would end without it."""
+    link, manager = StubLink(), Manager()
+    link.is_open.clear()
+    server, names = server_with(manager, path := path_of(link)), []
+
+    def keep(_request: Any, _prompts: int, _contents: Any, own: list[str], _priority: Any) -> Any:
+        names.extend(own)
+        return nullcontext(SimpleNamespace())
+
+    server.records.keeping = keep
+    request = EmbeddingReqInput(input_ids=[5, 6], lora_path="a", rid="mine")
+    asked = server, EmbedFrontend(path), request, CallContext(None)
+    task = asyncio.ensure_future(anext(embed_hooks.embed(pytest.fail, *asked)))
+    await asyncio.sleep(0.1)
+    assert (names, link.admitted) == (["mine"], 0)
+    task.cancel()
+
+
+async def test_sglang_says_which_adapter_is_unknown_and_the_call_is_counted() -> None:
+    def refuse() -> None:
+        raise ValueError("never loaded")
+
+    link, manager = StubLink(), Manager()
+    manager.on_resolving = refuse
+    server = server_with(manager, path := path_of(link))
+    request = EmbeddingReqInput(input_ids=[5, 6], lora_path="b")
+    asked = server, EmbedFrontend(path), request, CallContext(None)
+    with pytest.raises(RequestError) as refused:
+        await anext(embed_hooks.embed(pytest.fail, *asked))
+    assert str(refused.value) == "never loaded"
+    assert path.metrics.as_dict()["requests"] == {"refused": 1}
 
 
 async def test_the_timeout_of_a_call_that_waits_for_its_adapter_begins_once() -> None:

@@ -91,6 +91,7 @@ def test_embeddings_come_with_prompts_of_token_ids() -> None:
         ({"image_data": ["i"]}, "multimodal"),
         ({"input_embeds": [[0.5]]}, "embed_overrides"),
         ({"lora_path": ["x", None]}, "several_adapters"),
+        ({"lora_path": [None]}, "unusual_input"),
         ({"multi_item_delimiter_indices": [[1]]}, "multi_item_scoring"),
         ({"decision_layout": [[0]]}, "token_positions"),
         ({"token_indices_to_pool": [0]}, "unusual_input"),
