@@ -121,8 +121,7 @@ def type_all_tokens(_result: None, forward_batch: Any, batch: Any) -> None:
     refused and only its first token computed, too many. 0 is the type where no request has any.
     """
     types = forward_batch.token_type_ids
-    generates = batch.model_config.is_generation
-    if types is None or generates or len(types) == batch.extend_num_tokens:
+    if types is None or batch.model_config.is_generation:
         return
     joined: list[int] = []
     for request, tokens in zip(batch.reqs, batch.extend_lens, strict=True):

@@ -191,15 +191,14 @@ def test_only_refused_turns_of_streaming_sessions_leave_them(
         ([[0, 1], [0, 0, 1]], [2, 3], [0, 1, 0, 0, 1]),
         ([None, [0, 1], None], [2, 2, 1], [0, 0, 0, 1, 0]),
         ([[0, 1, 1], [0, 1]], [1, 2], [0, 0, 1]),  # the first is refused as too long
+        ([[0, 1, 1], None], [1, 2], [0, 0, 0]),  # so SGLang has the right number
     ],
 )
 def test_tokens_without_a_type_get_the_first_and_others_keep_theirs(
     types: list[Any], lens: list[int], wanted: list[int] | None
 ) -> None:
     requests = [SimpleNamespace(token_type_ids=each) for each in types]
-    batch = SimpleNamespace(
-        reqs=requests, extend_lens=lens, extend_num_tokens=sum(lens), model_config=ENCODER
-    )
+    batch = SimpleNamespace(reqs=requests, extend_lens=lens, model_config=ENCODER)
     joined = [kind for each in types if each is not None for kind in each]  # as SGLang does it
     stock = torch.tensor(joined) if joined else None
     forward_batch = SimpleNamespace(token_type_ids=stock)
