@@ -41,7 +41,7 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         why="Prompts, ids, numbers and embeddings that cannot work would crash the scheduler, and "
         "unknown labels the server.",
         relies_on="obj.input_embeds input_ids",
-        diffs="0007 0008 0028 0029 0031 0042 0043 0044 0046 0048",
+        diffs="0007 0008 0028 0029 0031 0042 0043 0044 0046 0048 0051",
     ),
     _before(
         id="P79",

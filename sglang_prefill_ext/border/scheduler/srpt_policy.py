@@ -42,7 +42,12 @@ class SrptPolicy(SchedulePolicy):  # type: ignore[misc]
     def calc_priority(
         self, waiting_queue: list[Any], running_batch: Any = None, processed_tokens: int = 0
     ) -> None:
-        """Sort the queue in place; among equals the order of the queue stays."""
+        """Sort the queue in place; among equals the order of the queue stays.
+
+        On a prefill server SGLang does not note when a request was queued, so that is done here.
+        """
+        for req in waiting_queue:
+            req.arrival_processed_tokens = req.arrival_processed_tokens or processed_tokens
         for req in to_match(waiting_queue, lambda req: req.last_node is None):
             match_kv_cache(req, self.tree_cache)
         waiting_queue.sort(key=lambda req: _waiting(req).key(self._ageing))
