@@ -47,10 +47,10 @@ def route_packed(_result: None, controller: Any) -> None:
 
 
 def _take_requests_without_room(controller: Any) -> None:
-    """On a prefill server, send requests without a bootstrap room to the replicas in turn.
+    """Where the room chooses the replica, send requests without one to the replicas in turn.
 
-    Packed requests never have one. Of others, SGLang's schedulers refuse each; but its choice of a
-    replica by the room would end the controller, and so the server.
+    Packed requests never have one. Of others, a prefill server's schedulers refuse each; but
+    SGLang's choice of a replica by the room would end the controller, and so the server.
     """
     by_room = controller.follow_bootstrap_room_scheduler
     if controller.dispatching != by_room:
@@ -61,6 +61,7 @@ def _take_requests_without_room(controller: Any) -> None:
         (by_room if has_room else controller.round_robin_scheduler)(message)
 
     controller.dispatching = dispatch
+    controller.follow_bootstrap_room_scheduler = dispatch  # of health checks, too
 
 
 def _least_loaded(controller: Any, schedulers: int) -> Callable[[PackedRowsReq], None]:

@@ -4,7 +4,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sglang.srt.managers.data_parallel_controller import DataParallelController
+from sglang.srt.managers.data_parallel_controller import (
+    DataParallelController,
+    LoadBalanceMethod,
+)
 
 from sglang_prefill_ext.border.dp_controller import dp_hooks
 from sglang_prefill_ext.border.messages import PackedRowsReq
@@ -46,6 +49,7 @@ def test_a_request_without_bootstrap_room_does_not_end_the_controller(
     controller.workers, controller.status = ["first", "second"], [True, True]
     controller._active_workers, controller.round_robin_counter = [0, 1], 0
     controller.dispatching = controller.follow_bootstrap_room_scheduler
+    controller.load_balance_method = LoadBalanceMethod.FOLLOW_BOOTSTRAP_ROOM
     dp_hooks._take_requests_without_room(controller)
     rows = PackedRows(int_array([1, 7]), 1, int_array([1]), Labels(int_array([1])))
     packed = PackedRowsReq(rid="r", row_bytes=to_bytes(rows))
@@ -53,4 +57,6 @@ def test_a_request_without_bootstrap_room_does_not_end_the_controller(
     of_the_pair = SimpleNamespace(routed_dp_rank=None, bootstrap_room=7)
     for message in (packed, stock, of_the_pair, packed):
         controller.dispatching(message)
-    assert sent == ["first", "second", "second", "first"]
+    for health_check in (stock, of_the_pair):
+        controller.dispatch_health_check(health_check)
+    assert sent == ["first", "second", "second", "first", "second", "second"]
