@@ -19,6 +19,7 @@ import pytest
 
 from tests.integration.support.client import (
     LABELS,
+    OPT_OUT,
     Json,
     generate_body,
     random_ids,
@@ -44,6 +45,8 @@ NAME = "ranker"
 KEY = "a-key"
 SCORE = score_body(7, 30, [3, 5])
 TOKENS = {"prompt_tokens": 68, "cached_tokens": 0, "completion_tokens": 0}
+CALLER = "b7ad6b7169203331"
+"""The span that a call is a part of."""
 
 
 @pytest.fixture(scope="module")
@@ -151,18 +154,23 @@ def test_a_packed_call_is_one_line_of_the_export(production: Serving, folder: Pa
     assert json.loads(line["request_parameters"])["num_prompts"] == 2
 
 
+def score_in(trace: str, production: Serving, body: Json, **headers: str) -> None:
+    """Score as a part of a trace."""
+    headers = {"traceparent": f"00-{trace}-{CALLER}-01", **headers}
+    answer = production.client.http.post("/v1/score", json=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+
+
 def test_a_packed_call_is_a_part_of_its_callers_trace(
     production: Serving, collector: SpanCollector
 ) -> None:
-    trace, caller = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-    parent = {"traceparent": f"00-{trace}-{caller}-01"}
-    body = score_body(14, 30, [3, 5])
-    assert production.client.http.post("/v1/score", json=body, headers=parent).status_code == 200
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    score_in(trace, production, score_body(14, 30, [3, 5]))
     names = ("tokenize", "prefill_waiting", "prefill_forward")
 
     def roots() -> list[Any]:
         spans = collector.of_trace(trace).values()
-        return [span for span in spans if span.parent_span_id.hex() == caller]
+        return [span for span in spans if span.parent_span_id.hex() == CALLER]
 
     wait_until(lambda: len(collector.of_trace(trace)) >= 5)
     wait_until(lambda: bool(roots()) and {*names} <= collector.of_trace(trace).keys())
@@ -174,6 +182,20 @@ def test_a_packed_call_is_a_part_of_its_callers_trace(
     assert times == sorted(times)
     assert root.start_time_unix_nano == times[0]
     assert root.end_time_unix_nano == times[-1]
+
+
+def test_a_call_that_is_left_to_sglang_has_only_its_spans_in_a_trace(
+    production: Serving, collector: SpanCollector
+) -> None:
+    left, later = "1" * 32, "2" * 32
+    score_in(left, production, score_body(15, 30, [3]), **OPT_OUT)
+    production.client.collect_garbage("collect")  # ends spans that nothing else has ended
+    score_in(later, production, score_body(16, 30, [3]))
+    wait_until(lambda: len(collector.of_trace(later)) == 5)
+    spans = collector.of_trace(left)
+    ids = {span.span_id.hex() for span in spans.values()}
+    assert {"tokenize", "api_server_dispatch"} <= spans.keys()
+    assert {span.parent_span_id.hex() for span in spans.values()} <= {CALLER, *ids}
 
 
 def test_a_profile_shows_packed_forwards(production: Serving, folder: Path) -> None:
