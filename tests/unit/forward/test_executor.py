@@ -12,9 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
-from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.forward import executor as executor_module
 from sglang_prefill_ext.forward.executor import PackedExecutor
 from sglang_prefill_ext.forward.graphs.plan import GraphUse
@@ -28,29 +26,14 @@ from sglang_prefill_ext.scheduling.row_transactions import RowRoom
 from sglang_prefill_ext.scheduling.split import split_request
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.parts import whole_rows
-from tests.unit.forward.tiny_model import HIDDEN, LAYERS, TinyModel
+from tests.unit.forward.tiny_model import HIDDEN, LAYERS, TinyModel, causal, full
 from tests.unit.scheduling.caches import MemoryCache
 from tests.unit.scheduling.jobs import job_of, job_of_rows, run_alone
 from tests.unit.wire.strategies import VOCAB, PlainRequest, asking, plain_requests
 
 
-def _causal(_layer: int, inputs: LayerInputs) -> Tensor:
-    # The last layer asks for the last token only, which sees everything.
-    return _attention(inputs, is_causal=len(inputs.q) == len(inputs.k))
-
-
-def _full(_layer: int, inputs: LayerInputs) -> Tensor:
-    return _attention(inputs, is_causal=False)
-
-
-def _attention(inputs: LayerInputs, *, is_causal: bool) -> Tensor:
-    q, k, v = (x.transpose(0, 1)[None] for x in (inputs.q, inputs.k, inputs.v))
-    how = {"is_causal": is_causal, "scale": inputs.scale, "enable_gqa": True}
-    return scaled_dot_product_attention(q, k, v, **how)[0].transpose(0, 1)
-
-
 def _row_by_row(
-    request: PlainRequest, attend: Attend = _causal, *, first: bool = False
+    request: PlainRequest, attend: Attend = causal, *, first: bool = False
 ) -> list[float]:
     """Label log-probs, read at the last or at the first token of every row."""
     model, values = TinyModel(), []
@@ -84,7 +67,7 @@ def test_prompts_of_an_encoder_see_all_of_themselves(request: PlainRequest) -> N
     executor = PackedExecutor(model, readout_bytes=4 * VOCAB)
     (plan,) = _plans(whole_rows(request.pack()), 10_000)
     values = executor.launch(plan).wait()
-    np.testing.assert_allclose(values, _row_by_row(request, _full, first=True), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(values, _row_by_row(request, full, first=True), rtol=0, atol=1e-5)
 
 
 @given(plain_requests(), st.integers(5, 40), st.integers(1, 4), st.sampled_from(["", "a"]))

@@ -15,8 +15,8 @@ from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
 from sglang_prefill_ext.wire.arrays import Int32Array
 from sglang_prefill_ext.wire.status import Status
 from tests.unit.scheduling.caches import MemoryCache, MemoryTransaction
+from tests.unit.scheduling.failing import JOINING, LARGE, PREFIX, FailingExecutor
 from tests.unit.scheduling.jobs import request
-from tests.unit.scheduling.test_runtime_cache import JOINING, LARGE, PREFIX, FailingExecutor
 
 pytestmark = pytest.mark.usefixtures("no_log")
 

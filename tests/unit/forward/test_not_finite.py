@@ -13,7 +13,7 @@ from sglang_prefill_ext.scheduling.planner import ForwardPlan
 from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
 from tests.unit.forward.overflowing import HUGE, PREFIX, Overflow, assert_spoils_nobody, rows
 from tests.unit.scheduling.caches import MemoryCache
-from tests.unit.scheduling.test_runtime_cache import JOINING, FailingExecutor
+from tests.unit.scheduling.failing import JOINING, FailingExecutor
 
 pytestmark = pytest.mark.usefixtures("no_log")
 

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from sglang_prefill_ext.attention.inputs import HeadShape, LayerInputs
 from sglang_prefill_ext.forward.logits import ProductHead
@@ -158,3 +159,20 @@ def _adapt(hidden: Tensor, adapted: Sequence[Adapted], *, shortened: bool) -> Te
     lens = [part.reads if shortened else part.tokens for part in adapted]
     factors = torch.tensor([1 - sum(part.adapter.encode()) % 7 / 14 for part in adapted])
     return hidden * factors.repeat_interleave(torch.tensor(lens))[:, None]
+
+
+def causal(_layer: int, inputs: LayerInputs) -> Tensor:
+    """Attention of one prompt that sees what came before, computed by torch."""
+    # The last layer asks for the last token only, which sees everything.
+    return _attention(inputs, is_causal=len(inputs.q) == len(inputs.k))
+
+
+def full(_layer: int, inputs: LayerInputs) -> Tensor:
+    """Attention of one prompt that sees all of itself."""
+    return _attention(inputs, is_causal=False)
+
+
+def _attention(inputs: LayerInputs, *, is_causal: bool) -> Tensor:
+    q, k, v = (x.transpose(0, 1)[None] for x in (inputs.q, inputs.k, inputs.v))
+    how = {"is_causal": is_causal, "scale": inputs.scale, "enable_gqa": True}
+    return scaled_dot_product_attention(q, k, v, **how)[0].transpose(0, 1)

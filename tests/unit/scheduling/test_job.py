@@ -11,6 +11,7 @@ from sglang_prefill_ext.scheduling.split import split_request
 from sglang_prefill_ext.wire.packed import PackedResult
 from sglang_prefill_ext.wire.status import Status
 from tests.unit.scheduling.jobs import job_of, job_of_rows, request
+from tests.unit.wire.override_requests import orders, pack_overridden
 from tests.unit.wire.strategies import PlainRequest, plain_requests
 
 
@@ -92,11 +93,14 @@ def test_a_result_without_values_is_empty() -> None:
     assert (result.values, result.forwards, result.tokens_computed) == (b"", 0, 0)
 
 
-@given(plain_requests())
-def test_the_load_is_what_the_request_holds_once_it_is_divided(plain: PlainRequest) -> None:
-    rows = plain.pack()
+@given(plain_requests(), orders)
+def test_the_load_is_what_the_request_holds_once_it_is_divided(
+    plain: PlainRequest, order: list[int]
+) -> None:
+    rows = pack_overridden(plain, order)
     (piece,) = split_request(rows, ForwardBudget(10**6))
-    held = (rows.tokens, rows.suffix_lens, piece.reads.label_ids, piece.reads.lens)
+    reads = piece.reads
+    held = (rows.tokens, rows.suffix_lens, rows.overrides, reads.label_ids, reads.lens)
     assert load_of(rows) == QueueLoad(
         len(rows.tokens), rows.num_rows, sum(array.nbytes for array in held)
     )

@@ -3,69 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.config import Order
-from sglang_prefill_ext.scheduling.budget import ForwardBudget, QueueLoad
-from sglang_prefill_ext.scheduling.planner import ForwardPlan
+from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
 from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
-from sglang_prefill_ext.wire.arrays import Float32Array
 from sglang_prefill_ext.wire.packed import PackedResult
 from sglang_prefill_ext.wire.status import Status
 from tests.unit.scheduling.caches import MemoryCache
+from tests.unit.scheduling.failing import JOINING, LARGE, PREFIX, FailingExecutor
 from tests.unit.scheduling.jobs import request
 
 pytestmark = pytest.mark.usefixtures("no_log")
 
-PREFIX = list(range(20))
-JOINING = SchedulingPolicy(
-    budget=ForwardBudget(64),
-    order=Order.FCFS,
-    ageing=1,
-    launch_tokens=1000,
-    limits=QueueLoad(tokens=10**6, rows=10**6, bytes=10**9),
-)
 ALONE = replace(JOINING, launch_tokens=0)
 SMALL = replace(JOINING, budget=ForwardBudget(9))
 
 each_place = pytest.mark.parametrize("place", ["failing_launches", "failing_waits"])
-
-
-@dataclass
-class FailingExecutor:
-    """Answers zeros; launches and waits of given numbers (from 1) fail."""
-
-    asynchronous: bool = False
-    causal: bool = True
-    failing_launches: frozenset[int] = frozenset()
-    failing_waits: frozenset[int] = frozenset()
-    plans: list[ForwardPlan] = field(default_factory=list)
-
-    def launch(self, plan: ForwardPlan) -> FailingCompletion:
-        assert len(plan.held) == len(plan.stores) == len(plan.layout.groups)
-        for group, held in zip(plan.layout.groups, plan.held, strict=True):
-            assert group.held == (0 if held is None else len(held)), "a slot for every held token"
-        self.plans.append(plan)
-        if len(self.plans) in self.failing_launches:
-            raise MemoryError("out of memory")
-        return FailingCompletion(plan, fails=len(self.plans) in self.failing_waits)
-
-
-class FailingCompletion:
-    def __init__(self, plan: ForwardPlan, *, fails: bool) -> None:
-        self._num_values, self._fails = plan.reads.num_values, fails
-
-    def wait(self) -> Float32Array:
-        if self._fails:
-            raise RuntimeError("device lost")
-        return np.zeros(self._num_values, dtype=np.float32)
 
 
 class Setup:
@@ -244,7 +204,6 @@ def test_a_follower_computes_the_prefix_itself_if_its_leader_fails() -> None:
     assert setup.computed == [21, 21]
 
 
-LARGE = list(range(200))
 ROWS = [[200 + row] * 33 for row in range(3)]
 
 

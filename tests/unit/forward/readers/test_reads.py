@@ -22,8 +22,7 @@ from sglang_prefill_ext.wire.arrays import int_array
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.read import Labels, Vectors
 from sglang_prefill_ext.wire.sampling import Sampling
-from tests.unit.forward.test_executor import _causal
-from tests.unit.forward.tiny_model import HIDDEN, TinyModel
+from tests.unit.forward.tiny_model import HIDDEN, TinyModel, causal
 from tests.unit.scheduling.caches import MemoryCache
 from tests.unit.scheduling.jobs import job_of_rows, run_alone
 from tests.unit.wire.strategies import (
@@ -100,7 +99,7 @@ def _biased(log_probs: Tensor, draw: Params) -> Tensor:
 
 def _states(prompt: list[int]) -> Tensor:
     tokens, places = torch.tensor(prompt), torch.arange(len(prompt))
-    run = TinyModel().prepare(tokens, places, places, [len(prompt)], _causal, shortened=False)
+    run = TinyModel().prepare(tokens, places, places, [len(prompt)], causal, shortened=False)
     return run()
 
 
