@@ -37,7 +37,9 @@ def test_what_the_cache_has_is_not_still_to_be_computed() -> None:
     assert (len(whole.pieces), whole.remaining_tokens, whole.load.tokens) == (1, 5, 7)
     large = job_of_rows(plain.pack(), ForwardBudget(4), cached=2)
     assert (len(large.pieces), large.remaining_tokens, large.load.tokens) == (2, 5, 5)
-    for job in (whole, large):
+    rows = job_of(plain, budget=7, rows_seen=np.array([0, 4]))
+    assert (rows.remaining_tokens, rows.load.tokens) == (6, 7)
+    for job in (whole, rows, large):
         job.next_piece = 1
         rest = sum(piece.num_tokens for piece in job.pieces[1:])
         assert job.remaining_tokens == job.load.tokens == rest

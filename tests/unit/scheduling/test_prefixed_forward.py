@@ -238,6 +238,15 @@ def test_rows_compute_the_end_of_a_prefix_that_is_no_whole_page(
     assert sum(group.held == 16 for group in again.plan.layout.groups) == joining
 
 
+def test_jobs_of_a_forward_add_no_more_than_it_may_have() -> None:
+    suffixes, seen = [[row] * 16 for row in (5, 6, 7)], np.array([16] * 3)
+    jobs = [job_of(request([first, 1], *suffixes), rows_seen=seen) for first in (1, 2)]
+    cache = MemoryCache()
+    cache.page_tokens = 4
+    prefixed = PrefixedForward(jobs, cache, RowRoom(200, added=5))
+    assert sum(group.fresh == 16 for group in prefixed.plan.layout.groups) == 2
+
+
 def test_jobs_spend_what_the_cache_has_of_their_prefix_once() -> None:
     rows = request([1, 2, 3], *[[row] * 18 for row in (5, 6, 7)])
     jobs = [job_of(rows, rows_seen=np.array([20] * 3)) for rows in (rows, rows)]
