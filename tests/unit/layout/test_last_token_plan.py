@@ -46,6 +46,6 @@ def test_rows_of_one_length_are_one_call_without_a_mask() -> None:
     assert batch.additive_mask() is None
 
 
-def test_a_long_row_is_not_padded_to() -> None:
-    batches = row_batches(layout((0, 1, 2, 20_000, 2)))
-    assert [batch.rows.tolist() for batch in batches] == [[1], [0, 2]]
+def test_long_rows_are_not_padded_to() -> None:
+    batches = row_batches(layout((0, 1, 2, 30_000, 15_000, 2)))
+    assert [batch.rows.tolist() for batch in batches] == [[1], [2], [0, 3]]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.errors import PackingError
@@ -16,6 +16,7 @@ from tests.unit.attention.strategies import group, layout, layouts
 
 @settings(deadline=None)
 @given(layouts())
+@example(layout((0, 0, 3)))
 def test_counts_every_token_once(forward: ForwardLayout) -> None:
     positions: list[int] = []
     group_starts: list[int] = []
