@@ -23,7 +23,7 @@ def test_until_the_level_the_work_is_just_done(
 
 
 @given(replicas=_REPLICAS, work=st.floats(0.1, 20))
-def test_who_is_of_use_begins_before_the_level_and_others_would_not_lower_it(
+def test_who_is_of_use_begins_before_the_level_and_comes_in_the_order_of_its_work(
     replicas: list[tuple[float, float]], work: float
 ) -> None:
     starts, rates = np.array(replicas).T
@@ -31,8 +31,9 @@ def test_who_is_of_use_begins_before_the_level_and_others_would_not_lower_it(
     level = levels_of(starts[used], rates[used], work)[-1]
     assert len(set(used)) == len(used) >= 1
     assert (starts[used] <= level).all()
+    assert (np.diff((level - starts[used]) * rates[used]) <= 1e-9).all()
     others = np.setdiff1d(np.arange(len(starts)), used)
-    assert (starts[others] >= level * (1 - 1e-9)).all()
+    assert (starts[others] >= level * (1 - 1e-9)).all(), "others would not lower the level"
 
 
 @given(starts=st.lists(st.floats(0, 5), min_size=1, max_size=6), work=st.floats(0.1, 20))
