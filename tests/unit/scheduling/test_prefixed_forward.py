@@ -223,6 +223,14 @@ def test_no_row_begins_before_the_shared_prefix_is_cached() -> None:
     assert [(group.fresh, group.num_rows) for group in groups] == [(1, 1), (19, 2)]
 
 
+def test_rows_that_begin_alike_go_on_from_what_the_cache_has_of_their_prefix() -> None:
+    rows = request([*range(10)], [50, 51, 52, 60], [50, 51, 52, 61], [70])
+    job = job_of(rows, rows_seen=np.array([13, 13, 0]))
+    prefixed = PrefixedForward([job], warm([*range(6)]), RowRoom(100))
+    groups = prefixed.plan.layout.groups
+    assert [(group.held, group.fresh, group.num_rows) for group in groups] == [(6, 4, 1), (6, 7, 2)]
+
+
 @pytest.mark.parametrize(("most_added", "joining"), [(0, 0), (1, 0), (5, 2), (6, 3), (100, 3)])
 def test_rows_compute_the_end_of_a_prefix_that_is_no_whole_page(
     most_added: int, joining: int
