@@ -48,6 +48,12 @@ def test_long_examples_are_computed_once_and_the_questions_for_each_answer() -> 
     assert shapes(prompts) == [(30, list(range(9)))]
 
 
+def test_of_groups_that_lie_in_each_other_those_are_taken_that_save_more() -> None:
+    questions = [[1, 2, *[question] * 9] for question in (3, 4)]
+    prompts = [prompt(blocks, last) for blocks in questions for last in (5, 6, 7)]
+    assert shapes([*prompts, prompt([1, 8])]) == [(11, [0, 1, 2]), (11, [3, 4, 5]), (0, [6])]
+
+
 def test_what_shares_no_more_stays_together() -> None:
     alike = [prompt([1, *[2] * 9], last) for last in (5, 6, 7)]
     others = [prompt([1, block, block], 5) for block in (3, 4)]

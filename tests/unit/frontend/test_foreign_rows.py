@@ -31,7 +31,9 @@ def rows_of(tokens: list[int], read: Read = LABELS, **others: Any) -> PackedRows
     return PackedRows(int_array(tokens), 1, int_array([1] * (len(tokens) - 1)), read, **others)
 
 
-@pytest.mark.parametrize(("tokens", "labels"), [([5, 100], [4]), ([5, 6], [90]), ([5, 6], [-1, 4])])
+@pytest.mark.parametrize(
+    ("tokens", "labels"), [([5, 100], [4]), ([5, 6], [4, 90]), ([5, 6], [-1, 4])]
+)
 def test_ids_beyond_the_vocabulary(tokens: list[int], labels: list[int]) -> None:
     with pytest.raises(PackingError, match="outside the vocabulary"):
         check_foreign_rows(rows_of(tokens, Labels(int_array(labels))), path())

@@ -181,6 +181,7 @@ def test_an_array_has_one_row_for_all_items_or_one_an_item() -> None:
     assert packed is not None
     assert (packed.ids.tolist(), packed.lens.tolist()) == ([1, 2, 1], [2, 1])
     assert [pack_labels(rows, num_items, VOCAB) for num_items in (1, 3)] == [None, None]
+    assert pack_labels(FlatRows(int_array([1, 2]), int_array([2, 0])), 2, VOCAB) is None
 
 
 @pytest.mark.parametrize(
