@@ -36,7 +36,8 @@ def token_ids(field: str, ids: Any, dimensions: tuple[int, ...]) -> Ids:
     if array.ndim not in dimensions or not (array.size == 0 or array.dtype.kind in "iu"):
         rows = " or equally long lists of them" * (2 in dimensions)
         raise RequestError(
-            f"{field}: {ids!r:.80} is not a list of token ids{rows}. Token ids are whole numbers."
+            f"{field}: {ids!r:.80} is not a list of token ids{rows}. Token ids are whole numbers; "
+            "/tokenize gives those of a text."
         )
     if array.size and (array.min() < _LIMITS.min or array.max() > _LIMITS.max):
         raise RequestError(f"{field}: {ids!r:.80} does not fit into 32 bits, as token ids do.")
@@ -46,7 +47,7 @@ def token_ids(field: str, ids: Any, dimensions: tuple[int, ...]) -> Ids:
 def as_forms(body: dict[str, Any]) -> dict[str, Any]:
     """Return a scoring body with its token ids in base64; a body of texts is returned as it is."""
     query, items = body["query"], body["items"]
-    if isinstance(query, str) or isinstance(items[0], str):
+    if isinstance(query, str):
         return body
     counts = np.array([len(row) for row in items], _INT32)
     return body | {

@@ -82,7 +82,8 @@ def label_ids(value: Any) -> Labels | None:
     numbers = value.split(",")
     if not all(map(_TOKEN_ID.fullmatch, numbers)):
         raise RequestError(
-            f"label_token_ids: {value!r:.80} is not a list of token ids. Write e.g. 1,2."
+            f"label_token_ids: {value!r:.80} is not a list of token ids. Write e.g. 1,2; "
+            "/tokenize gives those of a text."
         )
     return list(map(int, numbers))
 

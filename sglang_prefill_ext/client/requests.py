@@ -92,6 +92,7 @@ def plan_score(
     """
     shared = {"query": _plain("query", query)} | fields
     listed = _listed("items", items)
+    _of_one_kind("query and items", shared["query"], listed[0])
     labels = _labels(label_token_ids, len(listed))
     per_item = bool(labels) and isinstance(labels[0], list)
     requests = []
@@ -149,9 +150,14 @@ def _listed(field: str, prompts: Any) -> list[str | Ids]:
     listed = [_plain(f"{field}[{i}]", prompt) for i, prompt in enumerate(prompts)]
     if not listed:
         raise RequestError(f"{field}: the list is empty. Give at least one.")
-    if len({isinstance(prompt, str) for prompt in listed}) == 2:
-        raise RequestError(f"{field}: both texts and token ids. Use one of the two in a call.")
+    _of_one_kind(field, *listed)
     return listed
+
+
+def _of_one_kind(field: str, *prompts: Any) -> None:
+    """Refuse texts beside token ids, which SGLang would score as the text of a list."""
+    if len({isinstance(prompt, str) for prompt in prompts}) == 2:
+        raise RequestError(f"{field}: both texts and token ids. Use one of the two in a call.")
 
 
 def _plain(field: str, prompt: Prompt) -> str | Ids:

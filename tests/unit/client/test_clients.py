@@ -106,7 +106,7 @@ def test_options_and_key_become_headers(ask: Ask, stand_in: StandIn, method: Met
 def test_long_lists_go_in_parts_and_come_back_in_order(ask: Ask, stand_in: StandIn) -> None:
     stand_in.will(Reply(503), *[Reply()] * 2)
     items = [[i] for i in range(25)]
-    scores = ask(stand_in.url, "score", "q", items, [1], settings={"max_items_per_request": 4})
+    scores = ask(stand_in.url, "score", [7], items, [1], settings={"max_items_per_request": 4})
     np.testing.assert_array_equal(scores.scores[:, 0], [value_of(item) for item in items])
     assert scores.prompt_tokens == 250
     assert len(stand_in.seen) == 7 + 3

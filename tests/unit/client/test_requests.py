@@ -137,6 +137,8 @@ def test_classification_says_what_its_prompts_are() -> None:
         ("q", {"a": 1}, [1], "items: .* is not a list"),
         ("q", [], [1], "items: the list is empty"),
         ("q", ["a", [1]], [1], "items: both texts and token ids"),
+        ("q", [[1]], [1], "query and items: both texts and token ids"),
+        ([1], ["a"], [1], "query and items: both texts and token ids"),
         ("q", [1, 2], [1], r"items\[0\]: 1 is not a list of token ids\."),
         ("q", [[1], [1.5]], [1], r"items\[1\]: \[1.5\] is not a list of token ids"),
         ("q", [[2**70]], [1], r"items\[0\]: "),
@@ -174,11 +176,10 @@ def test_token_ids_as_arrays_are_what_the_server_reads(query: list[int], items: 
     "plan",
     [
         scoring("q", ["a"]),
-        scoring("q", [[1]]),
         plan_embed([[1, 2]], max_items=9, dimensions=None),
         plan_classify([[1, 2]], max_items=9),
     ],
-    ids=["texts", "mixed", "embeddings", "classes"],
+    ids=["texts", "embeddings", "classes"],
 )
 def test_what_has_no_form_as_arrays_is_sent_as_ever(plan: Plan[Any]) -> None:
     (request,) = plan.requests
