@@ -105,7 +105,7 @@ class Methods(ABC, Generic[ScoresT, VectorsT, TransportT]):
 
         Args:
             query: text or token ids that all items share.
-            items: texts, or token ids of each.
+            items: texts, or token ids of each; of the same kind as the query.
             label_token_ids: of all items, or one list for each item; None for the classes of a
                 classification model.
             apply_softmax: make the probabilities of an item's labels add up to 1.
