@@ -98,7 +98,9 @@ def check_overrides(obj: Any, kind: EmbeddingKind, *, encoder: bool = False) -> 
             f"{positional!r:.80} is no PositionalEmbeds, which only programs can make; leave it "
             "out, or send embeddings to /v1/score.",
         )
-    embeds = positional.embeds if positional is not None else getattr(obj, "embed_overrides", None)
+    embeds = None if positional is None else positional.embeds
+    if positional is None and getattr(obj, "embed_override_token_id", None) is not None:
+        embeds = obj.embed_overrides  # which SGLang ignores if no token is named
     if embeds is not None and encoder:
         raise wrong("embed_overrides", "an encoder takes none in the place of tokens; leave it out")
     if embeds is not None:

@@ -94,6 +94,10 @@ def test_arrays_become_the_tensors_that_stock_joins() -> None:
     assert with_tensors(plain) is with_arrays(plain) is plain
 
 
+def _replacing(*embeds: torch.Tensor) -> Any:
+    return SimpleNamespace(embed_overrides=[*embeds], embed_override_token_id=0)
+
+
 @pytest.mark.parametrize(
     ("obj", "wrong"),
     [
@@ -101,10 +105,11 @@ def test_arrays_become_the_tensors_that_stock_joins() -> None:
         (SimpleNamespace(positional_embed_overrides=None, embed_overrides=None), False),
         (SimpleNamespace(positional_embed_overrides=PositionalEmbeds([torch.ones(2)], [0])), False),
         (SimpleNamespace(positional_embed_overrides=PositionalEmbeds([torch.ones(3)], [0])), True),
-        (SimpleNamespace(embed_overrides=[torch.ones(2), torch.ones(2)]), False),
-        (SimpleNamespace(embed_overrides=[torch.ones(2), torch.tensor([1, torch.nan])]), True),
-        (SimpleNamespace(embed_overrides=[torch.tensor([1, 3.3961e38])]), False),
-        (SimpleNamespace(embed_overrides=[torch.tensor([1, 3.3962e38])]), True),
+        (SimpleNamespace(embed_overrides="x", embed_override_token_id=None), False),
+        (_replacing(torch.ones(2), torch.ones(2)), False),
+        (_replacing(torch.ones(2), torch.tensor([1, torch.nan])), True),
+        (_replacing(torch.tensor([1, 3.3961e38])), False),
+        (_replacing(torch.tensor([1, 3.3962e38])), True),
     ],
 )
 def test_the_stock_path_is_kept_from_other_embeddings(obj: Any, wrong: bool) -> None:
