@@ -88,6 +88,80 @@ class _Attempt(NamedTuple):
     ticket: int
 
 
+class _Asking:
+    """One part under way, and its answers.
+
+    Attributes:
+        running: what replicas were asked, and have not answered.
+        answer: the first good one, else the last bad one; None before any.
+    """
+
+    def __init__(self, part: RowsPart, options: RequestOptions) -> None:
+        self.running: dict[asyncio.Task[PartAnswer], _Attempt] = {}
+        self.answer: PartAnswer | None = None
+        self._part, self._options = part, options
+        self._failed: list[ReplicaLoad] = []
+
+    @property
+    def status(self) -> Status | None:
+        """Of the answer."""
+        return None if self.answer is None else self.answer.result.status
+
+    @property
+    def is_answered(self) -> bool:
+        return self.status not in (None, *_AGAIN)
+
+    def begin(self, choice: Choice, replica: Replica, load: ReplicaLoad) -> None:
+        name, state = choice
+        ticket = load.sent(self._part.cost_s(state), time.monotonic(), self._part.tokens)
+        task = asyncio.ensure_future(replica.ask(self._part.body, self._options))
+        self.running[task] = _Attempt(name, load, ticket)
+
+    async def wait(self) -> None:
+        """Wait until an attempt has ended, but for `_LOOK_S` at most."""
+        done, _ = await asyncio.wait(
+            self.running, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED
+        )
+        for task in done:
+            attempt = self.running.pop(task)
+            answer = self._ended(attempt, task)
+            if answer.result.status is Status.FAILED:
+                self._failed.append(attempt.load)
+            if not self.is_answered:
+                self.answer = answer
+
+    def close(self) -> None:
+        """Cancel what is under way, and record who has failed while another has answered."""
+        now_s = time.monotonic()
+        for task, attempt in self.running.items():
+            task.cancel()
+            if attempt.load.is_late(now_s):
+                self._failed.append(attempt.load)
+            attempt.load.cancelled(attempt.ticket, now_s)
+        if self.is_answered:  # else the client has left, or all have failed
+            for load in self._failed:
+                load.failed(now_s)
+
+    def _ended(self, attempt: _Attempt, task: asyncio.Task[PartAnswer]) -> PartAnswer:
+        """Record how an attempt has ended; an error in its result names the part."""
+        now_s, (replica, load, ticket) = time.monotonic(), attempt
+        try:
+            answer = task.result()
+        except EngineUnavailableError as error:
+            load.ended(ticket, now_s, ok=False)
+            logger.warning("Engine %s: %s", replica, error)
+            return self._part.failed(replica, Status.UNREACHABLE, str(error))
+        except Exception as error:  # a defect of ours, not a failure of the replica
+            load.cancelled(ticket, now_s)
+            logger.exception("A part of a request could not be served")
+            return self._part.failed(replica, Status.FAILED, f"{type(error).__name__}: {error}")
+        if answer.result.status is Status.OK:
+            load.ended(ticket, now_s, ok=True)
+        else:
+            load.cancelled(ticket, now_s)  # it has not computed the part
+        return self._part.named(replica, answer)
+
+
 class Attempts:
     """Has parts served, each by at most two replicas.
 
@@ -105,78 +179,36 @@ class Attempts:
 
     async def ask(self, part: RowsPart, first: Choice, options: RequestOptions) -> PartAnswer:
         """Have one part served, and return the first good answer, or the last bad one."""
-        running: dict[asyncio.Task[PartAnswer], _Attempt] = {}
-
-        def begin(replica: str, state: ReplicaState) -> None:
-            load = self._loads[replica]
-            ticket = load.sent(part.cost_s(state), time.monotonic(), part.tokens)
-            task = asyncio.ensure_future(self._replicas[replica].ask(part.body, options))
-            running[task] = _Attempt(replica, load, ticket)
-            self.counts["parts"] += 1
-
-        tried, state = first
-        if tried not in self._loads:  # it has gone since this was planned
-            choice = part.soonest(self._choices())
-            if choice is None:
-                return part.failed(tried, Status.UNREACHABLE, NO_ENGINE)
-            tried, state = choice
-        begin(tried, state)
-        other: Choice | None = None
-        failed: list[ReplicaLoad] = []
-        answered = False
+        choice = first if first[0] in self._loads else part.soonest(self._choices())
+        if choice is None:  # all have gone since this was planned
+            return part.failed(first[0], Status.UNREACHABLE, NO_ENGINE)
+        asking, tried, second = _Asking(part, options), choice[0], None
+        self._begin(asking, choice)
         try:
-            while True:
-                done, _ = await asyncio.wait(
-                    running, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED
-                )
-                ended = [(running.pop(task), task) for task in done]
-                answers = [(each.load, self._ended(part, each, task)) for each, task in ended]
-                for load, answer in answers:
-                    if answer.result.status not in _AGAIN:
-                        answered = True
-                        return answer
-                    last = answer
-                    if answer.result.status is Status.FAILED:
-                        failed.append(load)
-                if other is None:
-                    other = self._sooner(part, tried) if running else self._other(part, last, tried)
-                    if other is not None:
-                        self.counts["asked_twice" if running else "retried"] += 1
-                        begin(*other)
-                if not running:
-                    return last
+            while asking.running and not asking.is_answered:
+                await asking.wait()
+                if second is None and not asking.is_answered:
+                    second = self._second(part, tried, asking)
+                    if second is not None:
+                        self.counts["asked_twice" if asking.running else "retried"] += 1
+                        self._begin(asking, second)
         finally:
-            now_s = time.monotonic()
-            for task, attempt in running.items():
-                task.cancel()
-                if attempt.load.is_late(now_s):
-                    failed.append(attempt.load)
-                attempt.load.cancelled(attempt.ticket, now_s)
-            for load in failed if answered else ():  # else the client has left, or all have failed
-                load.failed(now_s)
+            asking.close()
+        assert asking.answer is not None, "an attempt has ended"
+        return asking.answer
 
-    def _ended(
-        self, part: RowsPart, attempt: _Attempt, task: asyncio.Task[PartAnswer]
-    ) -> PartAnswer:
-        """Record how an attempt has ended; an error in its result names the part."""
-        now_s, (replica, load, ticket) = time.monotonic(), attempt
-        try:
-            answer = task.result()
-        except EngineUnavailableError as error:
-            load.ended(ticket, now_s, ok=False)
-            logger.warning("Engine %s: %s", replica, error)
-            return part.failed(replica, Status.UNREACHABLE, str(error))
-        except Exception as error:  # a defect of ours, not a failure of the replica
-            load.cancelled(ticket, now_s)
-            logger.exception("A part of a request could not be served")
-            return part.failed(replica, Status.FAILED, f"{type(error).__name__}: {error}")
-        if answer.result.status is Status.OK:
-            load.ended(ticket, now_s, ok=True)
-        else:
-            load.cancelled(ticket, now_s)  # it has not computed the part
-        return part.named(replica, answer)
+    def _begin(self, asking: _Asking, choice: Choice) -> None:
+        name, _ = choice
+        asking.begin(choice, self._replicas[name], self._loads[name])
+        self.counts["parts"] += 1
 
-    def _other(self, part: RowsPart, last: PartAnswer, tried: str) -> Choice | None:
+    def _second(self, part: RowsPart, tried: str, asking: _Asking) -> Choice | None:
+        """Choose whom to ask as well, or after the first has failed; None for nobody."""
+        if asking.running:
+            return self._sooner(part, tried)
+        return self._other(part, tried, asking.status)
+
+    def _other(self, part: RowsPart, tried: str, status: Status | None) -> Choice | None:
         """Choose the replica that is asked again for a part that failed; None if there is none.
 
         It is another replica. If there is no other and only the connection broke, the same one is
@@ -184,7 +216,7 @@ class Attempts:
         """
         choices = self._choices()
         others = [each for each in choices if each[0] != tried]
-        if not others and last.result.status is Status.UNREACHABLE:
+        if not others and status is Status.UNREACHABLE:
             others = choices
         return part.soonest(others)
 
