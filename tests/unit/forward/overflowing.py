@@ -7,10 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from sglang_prefill_ext.config import AttentionWay, Order
+from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.forward.executor import PackedExecutor
-from sglang_prefill_ext.scheduling.budget import ForwardBudget, QueueLoad
-from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
 from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
 from sglang_prefill_ext.wire.arrays import int_array, values_from_bytes
 from sglang_prefill_ext.wire.packed import PackedRows
@@ -18,6 +16,7 @@ from sglang_prefill_ext.wire.read import Labels
 from sglang_prefill_ext.wire.status import Status
 from tests.unit.forward.tiny_model import HIDDEN, LAYERS, TinyModel
 from tests.unit.scheduling.caches import MemoryCache
+from tests.unit.scheduling.jobs import first_come
 
 HUGE = 96
 """A token whose own embedding the model's first product takes out of its range."""
@@ -27,13 +26,7 @@ LABELS = [3, 5]
 _LARGE = {torch.float16: 6e4, torch.bfloat16: 3e38, torch.float32: 3e38}
 """Finite in the dtype; eight times as much is not."""
 
-_POLICY = SchedulingPolicy(
-    budget=ForwardBudget(1000),
-    order=Order.FCFS,
-    ageing=1,
-    launch_tokens=10**6,
-    limits=QueueLoad(tokens=10**6, rows=10**6, bytes=10**9),
-)
+_POLICY = first_come(1000, launch_tokens=10**6)
 
 
 class OverflowingModel(TinyModel):

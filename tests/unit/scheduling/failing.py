@@ -6,20 +6,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sglang_prefill_ext.config import Order
-from sglang_prefill_ext.scheduling.budget import ForwardBudget, QueueLoad
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
-from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
 from sglang_prefill_ext.wire.arrays import Float32Array
+from tests.unit.scheduling.jobs import first_come
 
 PREFIX, LARGE = list(range(20)), list(range(200))
-JOINING = SchedulingPolicy(
-    budget=ForwardBudget(64),
-    order=Order.FCFS,
-    ageing=1,
-    launch_tokens=1000,
-    limits=QueueLoad(tokens=10**6, rows=10**6, bytes=10**9),
-)
+JOINING = first_come(64, launch_tokens=1000)
 
 
 @dataclass

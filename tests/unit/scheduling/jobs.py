@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from sglang_prefill_ext.scheduling.budget import ForwardBudget, load_of
+from sglang_prefill_ext.config import Order
+from sglang_prefill_ext.scheduling.budget import ForwardBudget, QueueLoad, load_of
 from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
+from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache
 from sglang_prefill_ext.scheduling.prefixed_forward import PrefixedForward
 from sglang_prefill_ext.scheduling.row_transactions import RowRoom
@@ -26,6 +28,17 @@ def request(prefix: Sequence[int] = (), *suffixes: Sequence[int]) -> PlainReques
     """Rows that read label 1; by default one row of one token."""
     rows = [list(suffix) for suffix in suffixes] or [[9]]
     return PlainRequest(list(prefix), rows, [[1]] * len(rows), shared_labels=True)
+
+
+def first_come(max_tokens: int, launch_tokens: int) -> SchedulingPolicy:
+    """First come, first served; as many jobs may wait as a test sends."""
+    return SchedulingPolicy(
+        budget=ForwardBudget(max_tokens),
+        order=Order.FCFS,
+        ageing=1,
+        launch_tokens=launch_tokens,
+        limits=QueueLoad(tokens=10**6, rows=10**6, bytes=10**9),
+    )
 
 
 def job_of(plain: PlainRequest, budget: int = 100, **options: Any) -> Job:

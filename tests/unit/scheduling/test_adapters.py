@@ -7,27 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sglang_prefill_ext.config import Order
-from sglang_prefill_ext.scheduling.budget import ForwardBudget, QueueLoad
 from sglang_prefill_ext.scheduling.job import Job
-from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
 from sglang_prefill_ext.scheduling.prefixed_forward import PrefixedForward
 from sglang_prefill_ext.scheduling.row_transactions import RowRoom
 from sglang_prefill_ext.scheduling.runtime import PackedRuntime
 from tests.unit.scheduling.caches import MemoryCache
-from tests.unit.scheduling.jobs import IdleExecutor, job_of, request
+from tests.unit.scheduling.jobs import IdleExecutor, first_come, job_of, request
 from tests.unit.wire.strategies import PlainRequest
 
 LONG = request(range(200), [7], [8], [9])
 """Needs several forwards."""
 ROWS = request([1], *[[row] * 20 for row in (5, 6, 7)])
-POLICY = SchedulingPolicy(
-    budget=ForwardBudget(64),
-    order=Order.FCFS,
-    ageing=1,
-    launch_tokens=0,
-    limits=QueueLoad(tokens=10**6, rows=10**6, bytes=10**9),
-)
+POLICY = first_come(64, launch_tokens=0)
 
 
 def computed(cache: MemoryCache, *requests: PlainRequest) -> list[int]:

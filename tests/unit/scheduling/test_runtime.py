@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.config import Order
-from sglang_prefill_ext.scheduling.budget import ForwardBudget, QueueLoad
+from sglang_prefill_ext.scheduling.budget import QueueLoad
 from sglang_prefill_ext.scheduling.graph_room import GraphCost
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
@@ -26,6 +26,7 @@ from sglang_prefill_ext.wire.read import Vectors
 from sglang_prefill_ext.wire.status import Status
 from sglang_prefill_ext.wire.stock_reason import StockReason
 from tests.unit.scheduling.caches import MemoryCache
+from tests.unit.scheduling.jobs import first_come
 from tests.unit.wire.strategies import VOCAB, PlainRequest, plain_requests
 
 pytestmark = pytest.mark.usefixtures("no_log")
@@ -38,13 +39,7 @@ FITTING = plain_requests(max_prefix=0, max_suffix=3, max_rows=3).map(
 )
 """Requests of one piece that share their prefix."""
 
-POLICY = SchedulingPolicy(
-    budget=ForwardBudget(BUDGET),
-    order=Order.FCFS,
-    ageing=1,
-    launch_tokens=10**6,
-    limits=QueueLoad(tokens=10**6, rows=10**6, bytes=10**9),
-)
+POLICY = first_come(BUDGET, launch_tokens=10**6)
 POLICIES = st.builds(
     lambda order, ageing, launch: replace(POLICY, order=order, ageing=ageing, launch_tokens=launch),
     st.sampled_from(Order),
