@@ -69,6 +69,8 @@ async def packed_scores(server: PrefillServer, call: ScoreCall, context: CallCon
     with counted(server.path.metrics, context):
         # Before items are processed, even for a record.
         check_count(call.num_items, server.path.config)
+        lists = call.num_label_lists
+        check_count(lists, server.path.config, field="label_token_ids", noun="lists")
         with server.records.keeping(call.request, call.num_items, call.contents) as record:
             context.raise_if_opted_out()
             scored = await server.score.score(call, context.options(server.path.config))

@@ -48,6 +48,13 @@ class ScoreCall:
         return len(self.items) if isinstance(self.items, list | FlatRows) else 0
 
     @property
+    def num_label_lists(self) -> int:
+        """Number of label lists, one an item in a right call; 0 if all items share one list."""
+        labels = self.label_token_ids
+        own = isinstance(labels, list) and labels and isinstance(labels[0], list)
+        return len(labels) if own else 0
+
+    @property
     def has_texts(self) -> bool:
         """Whether items are texts; there must be at least one."""
         return not isinstance(self.items, FlatRows) and isinstance(self.items[0], str)

@@ -65,6 +65,10 @@ REFUSED_BY_US: dict[str, tuple[Json, str]] = {
     "id-at-the-vocabulary": ({"items": [[12], [8_000]]}, "out-of-vocabulary token id 8000"),
     "id-beyond-32-bits": ({"query": [2**32]}, f"out-of-vocabulary token id {2**32}"),
     "id-beyond-63-bits": ({"query": [2**63]}, f"out-of-vocabulary token id {2**63}"),
+    "too-many-label-lists": (
+        {"label_token_ids": [[5]] * 401},
+        "label_token_ids: 401 lists exceed the limit of 400",
+    ),
     "too-many-items": ({"items": [[5]] * 401}, "401 items exceed the limit of 400"),
 }
 

@@ -124,6 +124,13 @@ def test_number_of_items(items: Any, expected: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("labels", "expected"), [([[5], [6]], 2), ([5, 6], 0), ([], 0), (None, 0), ("ab", 0)]
+)
+def test_number_of_label_lists(labels: Any, expected: int) -> None:
+    assert ScoreCall(label_token_ids=labels).num_label_lists == expected
+
+
+@pytest.mark.parametrize(
     ("query", "items", "expected"),
     [
         ("q", ["a", "b"], ("q", ["a", "b"])),
