@@ -40,7 +40,11 @@ def frontend(**knobs: int) -> ScoreFrontend:
 
 
 async def items() -> None:
-    checks.check_count(ScoreCall([1], [[2]] * 3, [7]).num_items, PrefillOnlyConfig(max_items=2))
+    ScoreCall([1], [[2]] * 3, [7]).check_counts(PrefillOnlyConfig(max_items=2))
+
+
+async def label_lists() -> None:
+    ScoreCall([1], [[2]], [[7]] * 3).check_counts(PrefillOnlyConfig(max_items=2))
 
 
 async def prompts() -> None:
@@ -87,6 +91,7 @@ REFUSING = {
     "items of a scoring request": items,
     "prompts of a call for vectors": prompts,
     "documents of a rerank request": documents,
+    "label lists, one an item": label_lists,
     "embeddings that come for items": embeddings,
     "memory of a call: 4 bytes a token, 32 a number of its answer": memory_of_a_call,
     "tokens of too long prompts, each with the query": too_long,

@@ -21,7 +21,6 @@ from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.explain import explain_packed, explain_stock
 from sglang_prefill_ext.frontend.pack import FIELD
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall
-from sglang_prefill_ext.wire.checks import check_count
 
 
 async def score_request(
@@ -68,9 +67,7 @@ async def packed_scores(server: PrefillServer, call: ScoreCall, context: CallCon
     """
     with counted(server.path.metrics, context):
         # Before items are processed, even for a record.
-        check_count(call.num_items, server.path.config)
-        lists = call.num_label_lists
-        check_count(lists, server.path.config, field="label_token_ids", noun="lists")
+        call.check_counts(server.path.config)
         with server.records.keeping(call.request, call.num_items, call.contents) as record:
             context.raise_if_opted_out()
             scored = await server.score.score(call, context.options(server.path.config))

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.wire.arrays import NO_INTS, FlatRows, int_array, lens_of_rows
+from sglang_prefill_ext.wire.checks import check_count
 from sglang_prefill_ext.wire.read import Labels
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
@@ -48,16 +50,20 @@ class ScoreCall:
         return len(self.items) if isinstance(self.items, list | FlatRows) else 0
 
     @property
-    def num_label_lists(self) -> int:
-        """Number of label lists, one an item in a right call; 0 if all items share one list."""
-        labels = self.label_token_ids
-        own = isinstance(labels, list) and labels and isinstance(labels[0], list)
-        return len(labels) if own else 0
-
-    @property
     def has_texts(self) -> bool:
         """Whether items are texts; there must be at least one."""
         return not isinstance(self.items, FlatRows) and isinstance(self.items[0], str)
+
+    def check_counts(self, config: PrefillOnlyConfig) -> None:
+        """Refuse too many items, or label lists that so many items would have.
+
+        Raises:
+            TooManyItemsError: more than `max_items`.
+        """
+        check_count(self.num_items, config)
+        labels = self.label_token_ids
+        if isinstance(labels, list) and labels and isinstance(labels[0], list):
+            check_count(len(labels), config, field="label_token_ids", noun="lists")
 
     def contents(self) -> dict[str, Any]:
         """Query and items as plain values, under the name `text` or `input_ids`."""

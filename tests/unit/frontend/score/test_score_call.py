@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.errors import TooManyItemsError
 from sglang_prefill_ext.frontend.score.score_call import (
     ScoreCall,
     ineligible_reason,
@@ -123,11 +125,14 @@ def test_number_of_items(items: Any, expected: int) -> None:
     assert ScoreCall(items=items).num_items == expected
 
 
-@pytest.mark.parametrize(
-    ("labels", "expected"), [([[5], [6]], 2), ([5, 6], 0), ([], 0), (None, 0), ("ab", 0)]
-)
-def test_number_of_label_lists(labels: Any, expected: int) -> None:
-    assert ScoreCall(label_token_ids=labels).num_label_lists == expected
+def test_items_and_label_lists_are_limited() -> None:
+    config = PrefillOnlyConfig(max_items=2)
+    for labels in ([[5], [6]], [5, 6, 7], [], None, "abc", [5, [6], [7]]):
+        ScoreCall(items=["a", "b"], label_token_ids=labels).check_counts(config)
+    with pytest.raises(TooManyItemsError, match="items: 3 items exceed the limit of 2"):
+        ScoreCall(items=["a"] * 3).check_counts(config)
+    with pytest.raises(TooManyItemsError, match="label_token_ids: 3 lists exceed the limit of 2"):
+        ScoreCall(items=["a"], label_token_ids=[[5], [6], [7]]).check_counts(config)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,6 @@ from sglang_prefill_ext.frontend.score.score_call import ScoreCall
 from sglang_prefill_ext.frontend.score.score_frontend import ScoreFrontend
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.arrays import FlatRows, int_array
-from sglang_prefill_ext.wire.checks import check_count
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.stock_reason import StockReason
 from tests.unit.frontend.links import PathSetup, StubRequest, stub_answer
@@ -136,7 +135,7 @@ async def test_arrays_that_cannot_be_packed_are_left_to_stock(setup: Setup) -> N
     assert replace(CALL, items=nothing).num_items == 0
     many = FlatRows(int_array([1] * 2001), int_array([1] * 2001))
     with pytest.raises(TooManyItemsError, match="2001 items"):
-        check_count(replace(CALL, items=many).num_items, PrefillOnlyConfig(max_items=2000))
+        replace(CALL, items=many).check_counts(PrefillOnlyConfig(max_items=2000))
 
 
 @pytest.mark.parametrize(
@@ -512,9 +511,9 @@ async def test_large_answers_become_objects_off_the_event_loop(
 def test_too_many_items_are_refused() -> None:
     config = PrefillOnlyConfig(max_items=2)
     with pytest.raises(TooManyItemsError, match=r"3 items .* limit of 2.*--prefill-only-max-items"):
-        check_count(ScoreCall([1], [[2], [3], [4]], [7], image_data=[]).num_items, config)
-    check_count(ScoreCall([1], [[2], [3]], [7]).num_items, config)
-    check_count(CALL.num_items, config)
+        ScoreCall([1], [[2], [3], [4]], [7], image_data=[]).check_counts(config)
+    ScoreCall([1], [[2], [3]], [7]).check_counts(config)
+    CALL.check_counts(config)
 
 
 @pytest.mark.parametrize(
