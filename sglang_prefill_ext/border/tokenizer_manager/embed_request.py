@@ -31,6 +31,8 @@ def embed_call_of(request: Any, *, reads_places: bool) -> EmbedCall:
     call = _read(request)
     if call is None or not _are_plain_names(request.rid, call) or not _is_plain(call):
         raise StockPathTaken(StockReason.UNUSUAL_INPUT)
+    if call.is_single and isinstance(request.lora_path, list):  # refused on the stock path
+        raise StockPathTaken(StockReason.UNUSUAL_INPUT)
     return call
 
 

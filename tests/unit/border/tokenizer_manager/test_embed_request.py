@@ -51,6 +51,7 @@ def reason_of(*, reads_places: bool = True, **fields: Any) -> str:
         ({"text": "a", "rid": "mine"}, EmbedCall(["a"], True, None)),
         ({"text": "a", "priority": -(2**63)}, EmbedCall(["a"], True, None)),
         ({"text": ["a"], "rid": ["mine"]}, EmbedCall(["a"], False, None)),
+        ({"text": ["a"], "lora_path": ["x"]}, EmbedCall(["a"], False, None)),
         (
             {"text": "a", "return_pooled_hidden_states": True},
             EmbedCall(["a"], True, None, with_states=True),
@@ -92,6 +93,7 @@ def test_embeddings_come_with_prompts_of_token_ids() -> None:
         ({"input_embeds": [[0.5]]}, "embed_overrides"),
         ({"lora_path": ["x", None]}, "several_adapters"),
         ({"lora_path": [None]}, "unusual_input"),
+        ({"lora_path": ["x"]}, "unusual_input"),
         ({"multi_item_delimiter_indices": [[1]]}, "multi_item_scoring"),
         ({"decision_layout": [[0]]}, "token_positions"),
         ({"token_indices_to_pool": [0]}, "unusual_input"),
