@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -37,6 +38,7 @@ from tests.unit.grpc_frontend.calls import int32_rows
 pytestmark = pytest.mark.timeout(900)
 
 ONE = {"max_new_tokens": 1}
+DIMENSIONS = (16, 32)
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +57,7 @@ def embedder(model_dir: Callable[[str], Path], attach: Path, adapter: Adapter) -
     flags = ("--is-embedding", "--enable-prefill-only", "--sleep-on-idle")
     # Long enough for what is sent together to travel together, however slow the machine.
     flags += ("--prefill-only-gather-ms", "500", f"--prefill-only-attach={attach}", *adapter.flags)
+    flags += ("--json-model-override-args", json.dumps({"matryoshka_dimensions": DIMENSIONS}))
     with serving(model_dir("micro"), "embeddings", *flags) as running:
         yield running
 
@@ -222,7 +225,8 @@ def test_an_adapter_makes_stocks_vectors_and_those_of_the_merged_model(
 def test_every_end_lets_go_of_the_adapter(embedder: Serving) -> None:
     client, body = embedder.client, {"input_ids": PROMPTS[1], "lora_path": ADAPTER}
     late = {TIMEOUT_HEADER: "1"}
-    assert_refused_alike(client, "/encode", body | {"lora_path": "x"})
+    for wrong in ("x", [ADAPTER]):  # the second is a list for one prompt
+        assert_refused_alike(client, "/encode", body | {"lora_path": wrong})
     with ThreadPoolExecutor(3) as pool:
         with stopped(scheduler_pid(embedder.server)):
             staying = pool.submit(client.post, "/encode", body)
@@ -259,6 +263,35 @@ def test_base64_holds_the_same_numbers(embedder: Serving) -> None:
     packed = embedder.client.post("/v1/embeddings", body | {"encoding_format": "base64"}).json()
     decoded = np.frombuffer(base64.b64decode(packed["data"][0]["embedding"]), dtype="<f4")
     np.testing.assert_allclose(decoded, plain[0], rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("dimensions", DIMENSIONS)
+def test_shorter_vectors_are_the_beginnings_of_whole_ones_at_unit_length(
+    embedder: Serving, dimensions: int
+) -> None:
+    body = {"model": "m", "input": PROMPTS}
+    begin = vectors(embedder.client.post("/v1/embeddings", body))[:, :dimensions]
+    wanted = begin / np.linalg.norm(begin, axis=1, keepdims=True)
+    answers = from_both(embedder.client, "/v1/embeddings", body | {"dimensions": dimensions})
+    found = [[each["embedding"] for each in answer["data"]] for answer in answers]
+    with PrefillClient(embedder.server.base_url) as client:
+        found.append(client.embed(PROMPTS, dimensions=dimensions).tolist())
+    for each in found:
+        np.testing.assert_allclose(each, wanted, rtol=0, atol=TOLERANCE)
+
+
+def test_vectors_of_several_lengths_are_computed_together(embedder: Serving) -> None:
+    client, bodies = embedder.client, [{"model": "m", "input": prompt} for prompt in PROMPTS]
+    bodies = [body | {"dimensions": n} for body in bodies for n in (None, *DIMENSIONS)]
+    wanted = [vectors(client.post("/v1/embeddings", body, stock=True)) for body in bodies]
+    with ThreadPoolExecutor(len(bodies)) as pool, client.counting() as moved:
+        with stopped(scheduler_pid(embedder.server)):
+            replies = sent(client, pool, bodies, "/v1/embeddings")
+        found = [vectors(reply.result()) for reply in replies]
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=TOLERANCE)
+    assert moved["frontend.requests.packed"] == len(bodies)
+    assert moved["scheduler.forwards"] < len(bodies) / 2
 
 
 def test_the_openai_client_embeds_as_before(embedder: Serving) -> None:
