@@ -116,7 +116,7 @@ class BearerAuth(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has 
     """Refuses calls without one of the tokens (`authorization: Bearer <token>`)."""
 
     def __init__(self, tokens: Sequence[str]) -> None:
-        self._expected = [f"Bearer {token}".encode() for token in tokens]
+        self._expected = [token.encode() for token in tokens]
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: Any
@@ -129,7 +129,10 @@ class BearerAuth(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has 
         shown = [value for name, value in metadata if name == "authorization"]
         if len(shown) != 1:
             return False
-        given = shown[0].encode() if isinstance(shown[0], str) else shown[0]
+        value = shown[0].encode() if isinstance(shown[0], str) else shown[0]
+        scheme, _, given = value.partition(b" ")
+        if scheme.lower() != b"bearer":
+            return False
         # All are compared, in constant time, so that nothing is learnt from how long it takes.
         return any([hmac.compare_digest(given, token) for token in self._expected])  # noqa: C419
 

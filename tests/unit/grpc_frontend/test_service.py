@@ -448,6 +448,7 @@ async def test_who_shows_no_token_is_let_into_no_method(path: Path, shown: str |
         ):
             with fails(grpc.StatusCode.UNAUTHENTICATED, "bearer token"):
                 await asyncio.wait_for(call, 60)
-        known = (("authorization", "Bearer right"),)
-        assert scores(await stub.Score(id_request([1], [[2]]), metadata=known)) == [1.0, 1.0]
-    assert len(engine.link.sent) == 1
+        for scheme in ("Bearer", "bearer"):  # as over HTTP
+            known = (("authorization", f"{scheme} right"),)
+            assert scores(await stub.Score(id_request([1], [[2]]), metadata=known)) == [1.0, 1.0]
+    assert len(engine.link.sent) == 2
