@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -10,9 +14,13 @@ import httpx
 
 from bench.http_client import LoadError
 from sglang_prefill_ext.local_server import LocalServer
+from sglang_prefill_ext.local_server.environment import server_env
 
 KEEP_ALIVE_S = 3600
 """SGLang closes idle connections after 5 s, but load generators keep them."""
+
+_GRACE_S = 120.0
+"""How long routers and gRPC front ends may take to end, on a busy machine."""
 
 
 class MeasuredServer(LocalServer):
@@ -36,6 +44,23 @@ class MeasuredServer(LocalServer):
         waited_s = super().wait_ready(timeout_s, on_tick)
         self.wait_settled()
         return waited_s
+
+
+@contextmanager
+def running_command(*args: str, log: Path | None) -> Iterator[subprocess.Popen[bytes]]:
+    """Run ``sglang-prefill`` with these arguments, as a user would, while the body runs.
+
+    Args:
+        log: file for the output; None drops it.
+    """
+    command = [sys.executable, "-c", "from sglang_prefill_ext.cli import main; main()", *args]
+    with (log or Path(os.devnull)).open("wb") as output:
+        process = subprocess.Popen(command, env=server_env(), stdout=output, stderr=output)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(_GRACE_S)
 
 
 def empty_cache(port: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -12,12 +11,11 @@ from typing import NamedTuple
 
 import psutil
 
+from bench.server import running_command
 from sglang_prefill_ext.errors import ServerStartError
-from sglang_prefill_ext.local_server.environment import server_env
 from sglang_prefill_ext.process.ports import free_port
 
 _READY_S = 300.0
-_GRACE_S = 120.0
 
 
 class RouterProcesses(NamedTuple):
@@ -54,21 +52,15 @@ def running_routers(
         ServerStartError: no router listens in time.
     """
     port = free_port()
-    command = [sys.executable, "-c", "from sglang_prefill_ext.cli import main; main()"]
-    command += ["fleet", "--engines", ",".join(urls), "--port", str(port), *flags]
-    with (log_path or Path("/dev/null")).open("wb") as log:
-        supervisor = subprocess.Popen(command, env=server_env(), stdout=log, stderr=log)
-    routers = RouterProcesses(supervisor, port)
-    try:
+    where = (f"--engines={','.join(urls)}", f"--port={port}")
+    with running_command("fleet", *where, *flags, log=log_path) as supervisor:
+        routers = RouterProcesses(supervisor, port)
         deadline = time.monotonic() + _READY_S
         while not routers.listening():
             if supervisor.poll() is not None or time.monotonic() > deadline:
                 raise ServerStartError(f"the routers did not start; their log is {log_path}.")
             time.sleep(0.1)
         yield routers
-    finally:
-        supervisor.terminate()
-        supervisor.wait(_GRACE_S)
 
 
 def _listens(pid: int, port: int) -> bool:

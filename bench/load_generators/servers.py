@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -16,8 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bench.http_client import LoadError
 from bench.load_generators.wires import Wire
-from bench.server import MeasuredServer
-from sglang_prefill_ext.local_server.environment import server_env
+from bench.server import MeasuredServer, running_command
 from sglang_prefill_ext.process.ports import free_port
 
 _START_S = 60.0
@@ -62,17 +59,10 @@ def running(model: Path, flags: Sequence[str], log: Path, front_ends: int) -> It
 @contextmanager
 def _front_ends(attach: Path, count: int, log: Path) -> Iterator[int]:
     port = free_port()
-    command = [sys.executable, "-c", "from sglang_prefill_ext.cli import main; main()"]
-    command += ["serve-grpc", "--attach", str(attach), "--port", str(port)]
-    command += ["--processes", str(count), "--no-reflection"]
-    with log.with_suffix(".grpc.log").open("wb") as output:
-        process = subprocess.Popen(command, env=server_env(), stdout=output, stderr=output)
-    try:
+    flags = (f"--attach={attach}", f"--port={port}", f"--processes={count}", "--no-reflection")
+    with running_command("serve-grpc", *flags, log=log.with_suffix(".grpc.log")):
         _wait_until_serving(port)
         yield port
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def _wait_until_serving(port: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,18 +12,15 @@ import grpc
 import numpy as np
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from bench.server import running_command
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from sglang_prefill_ext.grpc_frontend.prefill_pb2_grpc import PrefillStub
-from sglang_prefill_ext.local_server.environment import server_env
 from sglang_prefill_ext.process.ports import free_port
 from tests.integration.support.client import Json, wait_until
 from tests.integration.support.own_server import LOGS
 from tests.unit.grpc_frontend.calls import int32, int32_rows
 
 SERVICE = "prefill_ext.v1.Prefill"
-
-_GRACE_S = 120
-"""Limit for front ends to end: more than they give to calls under way, for a busy machine."""
 
 
 class FrontEnds(NamedTuple):
@@ -36,17 +32,10 @@ class FrontEnds(NamedTuple):
 @contextmanager
 def front_ends(attach: Path, name: str, *flags: str) -> Iterator[FrontEnds]:
     """Run ``sglang-prefill serve-grpc``; the log is ``.cache/logs/<name>.log``."""
-    port = free_port()
-    command = [sys.executable, "-c", "from sglang_prefill_ext.cli import main; main()"]
-    command += ["serve-grpc", "--attach", str(attach), "--port", str(port), *flags]
-    log = LOGS / f"{name}.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, env=server_env(), stdout=output, stderr=output)
-    try:
+    port, log = free_port(), LOGS / f"{name}.log"
+    where = (f"--attach={attach}", f"--port={port}")
+    with running_command("serve-grpc", *where, *flags, log=log) as process:
         yield FrontEnds(process, f"localhost:{port}", log)
-    finally:
-        process.terminate()
-        process.wait(_GRACE_S)
 
 
 def health(channel: grpc.Channel, service: str = SERVICE) -> str:
