@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 from collections import Counter
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 from bench.http_client import LoadError
+from sglang_prefill_ext.local_server.readiness import get
+from sglang_prefill_ext.process.ports import LOOPBACK
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +48,9 @@ class PackedCounters:
 
 def status_page(port: int) -> dict[str, Any] | None:
     """The status page of a server's packed path; None for stock, which has no such page."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30.0)
-    try:
-        connection.request("GET", "/prefill_only/status")
-        response = connection.getresponse()
-        if response.status != http.HTTPStatus.OK:
-            return None
-        status: dict[str, Any] = json.load(response)
-        return status
-    finally:
-        connection.close()
+    code, content = get(LOOPBACK, port, "/prefill_only/status")
+    status: dict[str, Any] | None = json.loads(content) if code == HTTPStatus.OK else None
+    return status
 
 
 def extension_page(port: int) -> dict[str, Any]:
