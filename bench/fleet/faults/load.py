@@ -12,6 +12,7 @@ from bench.fleet.faults.asks import Ask, End, Outcome, judged
 from bench.fleet.faults.connection import SLACK_S, Connection
 
 _AGAIN_S = 0.05
+_PATIENCE_S = 120.0
 
 
 class Load:
@@ -70,15 +71,15 @@ class Load:
         for each in self._connections:
             each.cut()
 
-    def wait_more(self, answers: int, timeout_s: float = 120.0) -> None:
+    def wait_more(self, answers: int) -> None:
         """Wait until `answers` more requests have ended.
 
         Raises:
-            TimeoutError: fewer have ended within `timeout_s`.
+            TimeoutError: fewer have ended within two minutes.
         """
         with self._ended:
             wanted = len(self.outcomes) + answers
-            if not self._ended.wait_for(lambda: len(self.outcomes) >= wanted, timeout_s):
+            if not self._ended.wait_for(lambda: len(self.outcomes) >= wanted, _PATIENCE_S):
                 raise TimeoutError(f"{wanted - len(self.outcomes)} requests have not ended")
 
     def ends(self) -> Counter[End]:

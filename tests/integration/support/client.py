@@ -19,6 +19,7 @@ VOCABULARY = 8_000
 LABELS = [5, 9, 17, 4_000]
 OPT_OUT = {"x-prefill-only": "off"}
 
+_TIMEOUT_S = 180.0
 _PATIENCE_S = 300.0
 """Limit for events to wait for; another test may keep the processor busy for seconds."""
 
@@ -63,11 +64,11 @@ def generate_body(ids: list[int] | list[list[int]], new_tokens: int) -> Json:
 class Client:
     """Talks to one server; may be shared by threads."""
 
-    def __init__(self, base_url: str, timeout_s: float = 180.0) -> None:
+    def __init__(self, base_url: str) -> None:
         # The server drops connections that were idle for 5 s; a request sent just then would fail.
         # The margin is large, as either side may be stopped for seconds.
         limits = httpx.Limits(max_connections=None, keepalive_expiry=1.0)
-        self.http = httpx.Client(base_url=base_url, timeout=timeout_s, limits=limits)
+        self.http = httpx.Client(base_url=base_url, timeout=_TIMEOUT_S, limits=limits)
         self._schedulers = 1
 
     def post(self, path: str, body: Any, *, stock: bool = False) -> httpx.Response:

@@ -49,15 +49,13 @@ def serving(
         yield Serving(server, client)
 
 
-def run_python(
-    *args: str | Path, env: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
+def run_python(*args: str | Path) -> subprocess.CompletedProcess[str]:
     """Run the interpreter to its end, whatever its exit status."""
     command = [sys.executable, *map(str, args)]
     return subprocess.run(
         command,
         cwd=ROOT,
-        env=server_env(env),
+        env=server_env(),
         capture_output=True,
         text=True,
         timeout=_PROCESS_TIMEOUT_S,

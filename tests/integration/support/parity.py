@@ -34,9 +34,9 @@ def fallbacks(moved: Json) -> Json:
     return {name: count for name, count in moved.items() if count and ".fallbacks." in name}
 
 
-def assert_paths_agree(client: Client, body: Json, *, path: str = "/v1/score") -> Json:
-    """Send `body` down both paths, compare the answers, and return the packed one."""
-    packed, stock = from_both(client, path, body)
+def assert_paths_agree(client: Client, body: Json) -> Json:
+    """Send a scoring `body` down both paths, compare the answers, and return the packed one."""
+    packed, stock = from_both(client, "/v1/score", body)
     assert_same_answer(packed, stock)
     answer: Json = packed
     return answer
