@@ -17,7 +17,7 @@ USUAL_SHAPE = Shape(60, 2, 50)
 LABEL_IDS = (1001, 1002)
 """Label tokens of every request; two, as for a yes/no question."""
 
-_FIRST_ID = 16  # the ids below may be special tokens
+FIRST_ID = 16  # the ids below may be special tokens
 _CLOSED = re.compile(r"[1-9]\d*")
 _OPEN = re.compile(r"(\d+(?:\.\d+)?)(/s|%)")
 
@@ -107,7 +107,7 @@ def draw_requests(shape: Shape, vocabulary: int, count: int, seed: int) -> list[
     rng = np.random.default_rng([seed, *sizes])
 
     def tokens(*dimensions: int) -> np.ndarray:
-        return rng.integers(_FIRST_ID, vocabulary, dimensions)
+        return rng.integers(FIRST_ID, vocabulary, dimensions)
 
     return [
         ScoreRequest(

@@ -13,11 +13,10 @@ import numpy as np
 from bench.gate import TOLERANCE, Agreement, largest_logprob_difference
 from bench.http_client import post_bytes
 from bench.score.plan import GATE_REQUESTS, Case
+from bench.workloads import FIRST_ID
 
 POOL_DECISIONS = 256
 """Different requests, those of the gate included, unless more are asked for."""
-
-_FIRST_ID = 16  # the ids below may be special tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ class Prompts:
         rng = np.random.default_rng(seed)
 
         def ids(length: int) -> list[int]:
-            drawn: list[int] = rng.integers(_FIRST_ID, vocabulary, length).tolist()
+            drawn: list[int] = rng.integers(FIRST_ID, vocabulary, length).tolist()
             return drawn
 
         requests = []
