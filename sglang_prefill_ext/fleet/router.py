@@ -102,11 +102,11 @@ class Router:
         except ClientDisconnect:
             return  # before its request was complete
         except PrefillExtError as error:
-            self._metrics.record_error(end_by(error).counted)
+            self._metrics.count_requests(end_by(error).counted)
             answer = _error_response(error)
         except Exception as error:
             logger.exception("A request could not be answered")
-            self._metrics.record_error("failed")
+            self._metrics.count_requests("failed")
             answer = _error_response(PackedForwardError(f"{type(error).__name__}: {error}"))
         await _readable_by_pages(answer)(request.scope, request.receive, send)
 

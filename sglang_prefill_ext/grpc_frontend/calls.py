@@ -185,8 +185,8 @@ def counted(metrics: FrontendMetrics, deadline_ms: float | None = None) -> Itera
         yield
     except asyncio.CancelledError:
         is_late = deadline_ms is not None and time.time() * 1e3 > deadline_ms - _EARLY_MS
-        metrics.record_error("expired" if is_late else "aborted")
+        metrics.count_requests("expired" if is_late else "aborted")
         raise
     except PrefillExtError as error:
-        metrics.record_error(end_by(error).counted)
+        metrics.count_requests(end_by(error).counted)
         raise

@@ -68,9 +68,11 @@ class FrontendMetrics:
             for path in _PATHS:
                 self._exported["requests"].labels(**prometheus_labels, path=path)
 
-    def record_packed(self, requests: int = 1) -> None:
-        """Count requests answered on the packed path."""
-        self._add_requests("packed", requests)
+    def count_requests(self, path: str, requests: int = 1) -> None:
+        """Count requests by their path, or by the outcome of those that ended in an error."""
+        self.requests[path] += requests
+        if self._exported:
+            self._exported["requests"].labels(**self._labels, path=path).inc(requests)
 
     def record_work(self, rows: PackedRows, answer: PackedResult) -> None:
         """Count what answering one packed message took; it may hold the rows of many requests."""
@@ -85,14 +87,10 @@ class FrontendMetrics:
 
     def record_fallback(self, reason: StockReason) -> None:
         """Count one request that took the stock path."""
-        self._add_requests("stock", 1)
+        self.count_requests("stock")
         self.fallbacks[str(reason)] += 1
         if self._exported:
             self._exported["fallbacks"].labels(**self._labels, reason=reason).inc()
-
-    def record_error(self, kind: str, requests: int = 1) -> None:
-        """Count requests of the packed path that ended in an error."""
-        self._add_requests(kind, requests)
 
     def count(self, total: str) -> None:
         """Add one to a total."""
@@ -108,20 +106,11 @@ class FrontendMetrics:
     def add(self, requests: Mapping[str, int], totals: Mapping[str, int]) -> None:
         """Add what another process has counted; unknown names and negative numbers are ignored."""
         for path in _PATHS & requests.keys():
-            self._add_requests(path, max(0, requests[path]))
+            self.count_requests(path, max(0, requests[path]))
         self._add_totals({name: max(0, totals[name]) for name in _TOTALS.keys() & totals.keys()})
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "requests": dict(self.requests),
-            "fallbacks": dict(self.fallbacks),
-            **dict(self.totals),
-        }
-
-    def _add_requests(self, path: str, amount: int) -> None:
-        self.requests[path] += amount
-        if self._exported:
-            self._exported["requests"].labels(**self._labels, path=path).inc(amount)
+        return {"requests": dict(self.requests), "fallbacks": dict(self.fallbacks), **self.totals}
 
     def _add_totals(self, amounts: Mapping[str, int]) -> None:
         with self._totals_lock:

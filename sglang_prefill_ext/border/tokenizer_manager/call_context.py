@@ -72,7 +72,6 @@ class CallContext:
 
     @property
     def is_opted_out(self) -> bool:
-        """Whether the client wants the stock path."""
         return opted_out(headers_of(self.request))
 
     def raise_if_taken(self) -> None:
@@ -179,19 +178,19 @@ def counted(metrics: FrontendMetrics, context: CallContext, *, requests: int = 1
     try:
         yield
     except RequestError:
-        metrics.record_error("refused", requests)
+        metrics.count_requests("refused", requests)
         raise
     except HTTP_ANSWERED as error:
-        metrics.record_error(end_by(error).counted, requests)
+        metrics.count_requests(end_by(error).counted, requests)
         raise with_status(error, context) from error
     except LEFT_TO_SGLANG:
         raise
     except asyncio.CancelledError:  # by a program, or where the client's end cancels its call
-        metrics.record_error("aborted", requests)
+        metrics.count_requests("aborted", requests)
         raise
     except Exception as error:
         logger.exception("Prefill-only serving: a request could not be answered")
-        metrics.record_error("failed", requests)
+        metrics.count_requests("failed", requests)
         failure = PackedForwardError(f"{type(error).__name__}: {error}")
         raise with_status(failure, context) from error
 

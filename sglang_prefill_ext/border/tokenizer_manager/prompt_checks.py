@@ -49,7 +49,7 @@ def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
         if isinstance(obj, GenerateReqInput) and not current_call().is_stock:
             sampling = SimpleNamespace(**{"n": 1, "max_new_tokens": None} | obj.sampling_params)
             if is_decision(obj, sampling):  # which is counted if it is right
-                server.path.metrics.record_error("refused")
+                server.path.metrics.count_requests("refused")
         raise
 
 

@@ -64,7 +64,7 @@ async def _asked(batches: TextBatches[list[int]], texts: list[str]) -> list[list
     try:
         return await batches.ask(texts)
     except ServerBusyError as error:
-        batches.path.metrics.record_error(end_by(error).counted, len(texts))
+        batches.path.metrics.count_requests(end_by(error).counted, len(texts))
         raise with_status(error, current_call()) from error
 
 

@@ -164,7 +164,7 @@ class EmbedFrontend:
             self.path.metrics.record_work(rows, answer)
             values = answer.row_values().reshape(sum(lens), -1)
             found = read_outs(np.split(values, np.cumsum(lens)[:-1]), rows, answer)
-        self.path.metrics.record_packed()
+        self.path.metrics.count_requests("packed")
         return found
 
     def _pack(self, kind: _Kind, prompts: list[Int32Array]) -> list[PackedGroup]:

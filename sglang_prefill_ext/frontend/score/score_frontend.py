@@ -70,7 +70,7 @@ class ScoreFrontend:
             except StockPathTaken as taken:
                 listed = None if encoded is call else encoded.listed()
                 raise StockPathTaken(taken.reason, listed) from None
-        self.path.metrics.record_packed()
+        self.path.metrics.count_requests("packed")
         self.path.metrics.record_work(rows, answer)
         return rows, answer
 

@@ -90,5 +90,5 @@ class TokenFrontend:
     ) -> list[ReadOut]:
         alone = max(call.num_values for call in calls) > _MOST_SHARED
         read_outs = await self._batches.ask(kind, options, list(calls), request, alone=alone)
-        self.path.metrics.record_packed(len(calls))
+        self.path.metrics.count_requests("packed", len(calls))
         return read_outs

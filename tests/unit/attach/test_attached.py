@@ -673,9 +673,9 @@ async def test_what_a_front_end_counts_is_counted_by_the_engine(
     async with attached(engine, path) as (_, connection, metrics):
         for _ in range(2):
             answer = await ask(connection.session)
-            metrics.record_packed()
+            metrics.count_requests("packed")
             metrics.record_work(ROWS, answer)
-        metrics.record_error("failed")
+        metrics.count_requests("failed")
         await until(lambda: engine.metrics.requests["failed"])
     assert engine.metrics.as_dict() == FrontendMetrics().as_dict() | {
         "requests": {"packed": 2, "failed": 1},
@@ -691,7 +691,7 @@ async def test_what_a_front_end_has_counted_last_is_counted_when_it_ends(path: P
         connection = EngineConnection(path, metrics, StubCollector())
         async with connection.running():
             assert await connection.wait_attached(60)
-            metrics.record_packed()
+            metrics.count_requests("packed")
         await until(lambda: engine.metrics.requests == {"packed": 1})
 
 

@@ -42,7 +42,7 @@ def _answer(forwards: int, *, tokens_computed: int) -> PackedResult:
 def test_what_was_counted_in_one_process_can_be_added_in_another() -> None:
     far, here = FrontendMetrics(), FrontendMetrics()
     for metrics in (far, here):
-        metrics.record_packed()
+        metrics.count_requests("packed")
         metrics.record_work(_rows(), _answer(1, tokens_computed=6))
     here.add(*far.take())
     assert here.as_dict() == NOTHING | {
@@ -65,12 +65,12 @@ def test_totals_are_counted_one_by_one() -> None:
 
 def _record_one_of_each(metrics: FrontendMetrics) -> None:
     for forwards in (2, 1):
-        metrics.record_packed()
+        metrics.count_requests("packed")
         metrics.record_work(_rows(), _answer(forwards, tokens_computed=6))
     metrics.record_fallback(StockReason.MULTIMODAL)
     metrics.record_fallback(StockReason.MULTIMODAL)
     metrics.record_fallback(StockReason.NO_ITEMS)
-    metrics.record_error("failed")
+    metrics.count_requests("failed")
 
 
 def test_nothing_is_counted_at_first() -> None:
