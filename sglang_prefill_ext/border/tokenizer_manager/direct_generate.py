@@ -38,6 +38,7 @@ from sglang_prefill_ext.frontend.token.generate_api import (
 from sglang_prefill_ext.frontend.token.token_answer import answer_of, token_of
 from sglang_prefill_ext.frontend.token.token_call import TokenCall, TokenRequest, check_numbers
 from sglang_prefill_ext.frontend.token.token_frontend import TokenFrontend
+from sglang_prefill_ext.wire.checks import check_prompt
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
 
@@ -133,21 +134,18 @@ class DirectGenerate:
         request: Any,
         adapter: str,
     ) -> list[TokenCall]:
-        """Raises: StockPathTaken: not all prompts are plainly right."""
+        """Raises: StockPathTaken, RequestError: not all prompts are plainly right."""
         prompts = body.prompts
         if isinstance(prompts[0], str):
-            try:
-                if self._server.texts is None or not has_texts(prompts):
-                    raise StockPathTaken(StockReason.UNUSUAL_INPUT)
-                prompts = await self._server.texts.ask(prompts, request)
-            except ValueError as error:  # a text has lone surrogates
-                raise StockPathTaken(StockReason.UNUSUAL_INPUT) from error
+            if self._server.texts is None or not has_texts(prompts):
+                raise StockPathTaken(StockReason.UNUSUAL_INPUT)
+            prompts = await self._server.texts.ask(prompts, request)
         calls = []
         for ids in prompts:
-            _require_within(ids, self._frontend.path.vocab_size)
+            check_prompt(ids, self._frontend.path.vocab_size, field="input_ids")
             prompt = _prompt_of(body, sampling, ids, adapter)
             if prompt.token_ids_logprob is not None:
-                _require_within(prompt.token_ids_logprob, self._vocab_size)
+                check_prompt(prompt.token_ids_logprob, self._vocab_size, field="token_ids_logprob")
             calls.append(self._frontend.call_of(prompt, stops))
         return calls
 
@@ -200,9 +198,3 @@ def _prompt_of(body: GenerateBody, sampling: Any, ids: list[int], adapter: str) 
         raise StockPathTaken(StockReason.UNUSUAL_INPUT)
     asked = body.wants_logprobs, start, num_top, listed
     return TokenRequest(ids, sampling, *asked, lora_id=adapter)
-
-
-def _require_within(ids: list[int], limit: int) -> None:
-    """Raises: StockPathTaken: there are no ids, or some lie outside ``0 <= id < limit``."""
-    if not ids or min(ids) < 0 or max(ids) >= limit:
-        raise StockPathTaken(StockReason.UNUSUAL_INPUT)
