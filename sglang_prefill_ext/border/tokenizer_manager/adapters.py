@@ -75,14 +75,9 @@ async def named_adapter(manager: Any, name: str) -> AsyncIterator[str]:
 async def _acquired_adapter(manager: Any, obj: Any) -> AsyncIterator[str]:
     """Yield the id of the one adapter that a request names, which is not unloaded meanwhile.
 
-    Empty if it names none.
-
     Raises:
         RequestError: upon entry; SGLang knows no such adapter, and says so in its own words.
     """
-    if not obj.lora_path:
-        yield ""
-        return
     try:
         await manager._validate_and_resolve_lora(obj)
     except ValueError as error:

@@ -84,7 +84,6 @@ class AttachableEngine:
 
     @property
     def timeout_ms(self) -> int:
-        """See `engine.Engine`."""
         return self._path.config.timeout_ms
 
     @property
@@ -114,7 +113,6 @@ class AttachableEngine:
         )
 
     async def serve_rows(self, rows: PackedRows, options: RequestOptions) -> PackedResult:
-        """See `engine.Engine`."""
         check_foreign_rows(rows, self._path)
         exchange = self._path.exchange
         keeping = self._server.records.keeping(None, rows.num_rows, partial(_contents, rows))
@@ -133,7 +131,6 @@ class AttachableEngine:
         self._path.metrics.add(beat.requests, beat.totals)
 
     def adapter(self, name: str, options: RequestOptions) -> AbstractAsyncContextManager[str]:
-        """See `engine.Engine`."""
         return admitted_adapter(self._manager, self._path.exchange, name, options)
 
     async def serve_stock(self, call: Stock) -> StockAnswer | StockError:
@@ -160,8 +157,9 @@ class AttachableEngine:
         return StockAnswer(call.rid, rows, tokens, result.token_logprobs)
 
     async def _vectors(self, call: StockVectors, caller: Caller) -> StockAnswer:
-        async with named_adapter(self._manager, call.adapter):
-            pass  # only to name the field if there is no such adapter, which SGLang does not do
+        if call.adapter:
+            async with named_adapter(self._manager, call.adapter):
+                pass  # only to name the field if there is no such adapter, which SGLang does not do
         field = "text" if isinstance(call.prompts[0], str) else "input_ids"
         request = EmbeddingReqInput(
             **{field: call.prompts}, dimensions=call.dimensions, lora_path=call.adapter or None
