@@ -10,7 +10,7 @@ import numpy as np
 
 from sglang_prefill_ext.texts.libraries import Encoder
 from sglang_prefill_ext.texts.sample_texts import UNREADABLE, ordinary_requests, splice_cases
-from sglang_prefill_ext.texts.splice import Splice
+from sglang_prefill_ext.texts.splice import Splice, whole_texts
 from sglang_prefill_ext.wire.arrays import FlatRows
 
 # Texts that are encoded in one call.
@@ -61,8 +61,8 @@ def splice_difference(splice: Splice, encoder: Encoder, added: Sequence[str]) ->
             spliced = splice.encode(encoder, shared, items, item_first=item_first)
             if spliced is None:
                 continue
-            whole = [item + shared if item_first else shared + item for item in items]
-            expected = splice.frame.around(encoder.rows(whole))
+            whole = encoder.rows(whole_texts(shared, items, item_first))
+            expected = splice.frame.around(whole)
             if not same(spliced.whole(item_first=item_first), expected):
                 return ascii(shared)
     return ""
@@ -84,7 +84,6 @@ def told(error: Exception) -> str:
 
 
 def same(a: FlatRows, b: FlatRows) -> bool:
-    """Whether two sets of rows have the same ids."""
     return np.array_equal(a.counts, b.counts) and np.array_equal(a.values, b.values)
 
 

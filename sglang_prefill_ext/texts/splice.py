@@ -134,6 +134,10 @@ class Splice:
         )
 
 
+def whole_texts(shared: str, items: Sequence[str], item_first: bool) -> list[str]:
+    return [item + shared if item_first else shared + item for item in items]
+
+
 def _common_beginning(texts: Sequence[str]) -> str:
     low, high = min(texts), max(texts)
     differing = (at for at, (a, b) in enumerate(zip(low, high, strict=False)) if a != b)

@@ -16,6 +16,7 @@ from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.process.user_cache import cache_directory
 from sglang_prefill_ext.texts.comparison import same
 from sglang_prefill_ext.texts.libraries import Encoder, TokenizerCopy, flat
+from sglang_prefill_ext.texts.splice import whole_texts
 from sglang_prefill_ext.texts.ways import Plain, Ways
 from sglang_prefill_ext.wire.arrays import NO_INTS, FlatRows, Int32Array
 from sglang_prefill_ext.wire.checks import check_repeated
@@ -119,7 +120,7 @@ class TextEncoder:
             except BaseException:  # as in `_encoded`
                 self._metrics.count("encoding_failures")
         if spliced is not None and (few := _checked(self._spliced_calls, shared, items)):
-            expected = flat(self._plain(_whole(shared, items[:few], item_first)))
+            expected = flat(self._plain(whole_texts(shared, items[:few], item_first)))
             if not same(spliced.whole(item_first=item_first, few=few), expected):
                 self._ways.distrust_splice()
                 encode, spliced = self._plain, None
@@ -127,7 +128,7 @@ class TextEncoder:
             self._metrics.count("spliced")
             return spliced.shared, spliced.rest
         check_repeated(shared, items)
-        return NO_INTS, flat(encode(_whole(shared, items, item_first)))
+        return NO_INTS, flat(encode(whole_texts(shared, items, item_first)))
 
     def status(self) -> dict[str, Any]:
         """What encodes and why, for the status page."""
@@ -174,7 +175,3 @@ def _checked(calls: Iterator[int], shared: str, items: Sequence[str]) -> int:
     if longest > _LONGEST_CHECKED or next(calls) % SAMPLED:
         return 0
     return max(1, _SAMPLED_CHARACTERS // max(1, longest))
-
-
-def _whole(shared: str, items: Sequence[str], item_first: bool) -> list[str]:
-    return [item + shared if item_first else shared + item for item in items]
