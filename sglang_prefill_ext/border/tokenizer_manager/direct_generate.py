@@ -28,7 +28,6 @@ from sglang_prefill_ext.border.tokenizer_manager.token_output import (
 from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.batch_exchange import ReadOut, served_prompts
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
-from sglang_prefill_ext.frontend.text_batch import has_texts
 from sglang_prefill_ext.frontend.token.generate_api import (
     GenerateBody,
     answer_body,
@@ -137,7 +136,7 @@ class DirectGenerate:
         """Raises: StockPathTaken, RequestError: not all prompts are plainly right."""
         prompts = body.prompts
         if isinstance(prompts[0], str):
-            if self._server.texts is None or not has_texts(prompts):
+            if self._server.texts is None:
                 raise StockPathTaken(StockReason.UNUSUAL_INPUT)
             prompts = await self._server.texts.ask(prompts, request)
         calls = []
