@@ -138,7 +138,10 @@ class DirectGenerate:
         if isinstance(prompts[0], str):
             if self._server.texts is None:
                 raise StockPathTaken(StockReason.UNUSUAL_INPUT)
-            prompts = await self._server.texts.ask(prompts, request)
+            try:
+                prompts = await self._server.texts.ask(prompts, request)
+            except ValueError as error:  # of the tokenizer
+                raise StockPathTaken(StockReason.UNUSUAL_INPUT) from error
         calls = []
         for ids in prompts:
             check_prompt(ids, self._frontend.path.vocab_size, field="input_ids")
