@@ -264,6 +264,15 @@ async def test_a_prompt_over_the_limit_takes_the_stock_path() -> None:
     assert setup.link.sent == []
 
 
+async def test_a_call_with_a_prompt_over_the_limit_joins_no_batch() -> None:
+    setup = Setup(count_tokens)
+    taken, small = await setup.embed(
+        EmbedCall([[1] * 1001, [2]], False, None), EmbedCall([[3]], True, None)
+    )
+    assert isinstance(taken, StockPathTaken)
+    assert small.vectors == [[1.0]]
+
+
 @pytest.mark.parametrize(
     ("call", "ids"),
     [

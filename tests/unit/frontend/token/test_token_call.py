@@ -71,7 +71,9 @@ def test_biases_and_forbidden_stop_tokens_change_also_the_most_probable_token(
 ) -> None:
     # "5" and "05" name one token; SGLang takes the later one.
     asked = {"logit_bias": {"5": 1.0, "05": 2.5, "7": 3.0}, "max_new_tokens": new_tokens}
-    call = token_call_of(tokenized([1], sampling=asked | {"min_new_tokens": new_tokens}), {7, 8})
+    asked |= {"min_new_tokens": new_tokens}
+    listed = LOGPROBS | {"token_ids_logprob": [5]}
+    call = token_call_of(tokenized([1], sampling=asked, **listed), {7, 8})
     forbidden = [(7, -math.inf), (8, -math.inf)] if new_tokens else [(7, 3.0)]
     assert sorted(call.sampling.biases.tolist()) == [(5, 2.5), *forbidden]
     assert call.sampling.draws["top_k"].tolist() == [1]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -15,9 +16,11 @@ from sglang_prefill_ext.errors import (
     RequestError,
     ServerBusyError,
 )
+from sglang_prefill_ext.frontend import worker
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.token import token_frontend
+from sglang_prefill_ext.frontend.token.token_batch import pack_calls
 from sglang_prefill_ext.frontend.token.token_call import TokenCall
 from sglang_prefill_ext.frontend.token.token_frontend import TokenFrontend
 from sglang_prefill_ext.wire.arrays import int_array
@@ -155,17 +158,33 @@ async def test_prompts_of_one_call_are_counted_together() -> None:
     setup = Setup(right, max_queued_mib=1)
     many = [replace(call(*[1] * 100), start=0, num_top=100)] * 2
     assert len(await setup.frontend.read_all(many[:1], RequestOptions(), None)) == 1
-    with pytest.raises(RequestError, match="0 tokens and 40600 numbers"):
+    with pytest.raises(RequestError, match="top_logprobs_num: 0 tokens and 40600 numbers"):
         await setup.frontend.read_all(many, RequestOptions(), None)
 
 
 async def test_calls_with_much_to_read_share_no_packed_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(token_frontend, "_MOST_SHARED", 30)
     setup = Setup(right)
     small, large = (replace(call(1, 2, 3), start=0, num_top=num) for num in (3, 4))
+    monkeypatch.setattr(token_frontend, "_MOST_SHARED", small.num_values)
     for each in (small, large):
         found = await setup.read(each, each)
         assert [len(read_out.table) for read_out in found] == [3, 3]
     assert [rows.num_rows for _, rows in setup.link.sent] == [2, 1, 1]
+
+
+async def test_large_batches_are_packed_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+
+    def noting_pack(*args: Any) -> Any:
+        threads.append(threading.current_thread())
+        return pack_calls(*args)
+
+    monkeypatch.setattr(token_frontend, "pack_calls", noting_pack)
+    asked = replace(call(1, 2, 3), start=0)
+    size = 3 + asked.num_values
+    for most in (size - 1, size):
+        monkeypatch.setattr(worker, "_INLINE_TOKENS", most)
+        assert len(await Setup(right).read(asked)) == 1
+    assert [thread is threading.current_thread() for thread in threads] == [False, True]
