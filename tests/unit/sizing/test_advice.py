@@ -35,7 +35,7 @@ LARGE = decoder(80, 8192, 64, 8, 128, 28_672, 128_256)
         (DENSE["8B"], 4, "4000+50x16", Load(rate=1), "Take 1 x TP4: .* 2 x TP2 .* for arithmetic"),
         (DENSE["8B"], 4, "100+400x16", Load(rate=23), "no other division serves 23"),
         (DENSE["8B"], 4, "100+400x16", Load(rate=100), "No division serves 100 requests/s"),
-        (DENSE["8B"], 1, "100+400x16", Load(), r"Take 1 x TP1: .* a request\.$"),
+        (DENSE["8B"], 1, "100+400x16", Load(), r"Take 1 x TP1: 163\.6 ms a request\.$"),
         (LARGE, 4, "100+400x16", Load(), "Take 1 x TP4: .* All other divisions do not fit"),
         (LARGE, 1, "100+400x16", Load(), "Nothing fits: 1 x TP1: weights take 141.1 GB"),
     ],

@@ -42,6 +42,8 @@ def plan(tmp_path: Path) -> Plan:
 def test_every_division_is_a_line_and_the_best_is_first(plan: Plan) -> None:
     lines = plan("--gpus 4 --shape 100+400x16").splitlines()
     assert lines[0].rstrip() == "100+400x16, 1 client, 4 x h100-sxm; times in ms"
+    names = "latency idle parts most /s GB launch metic memory reduce"
+    assert [" ".join(line.split()) for line in lines[1:3]] == ["arith- all-", names]
     assert [line[:7] for line in lines if line[1:4] == " x "] == ["4 x TP1", "2 x TP2", "1 x TP4"]
     assert any(line.startswith("Take 4 x TP1: ") for line in lines)
 

@@ -235,6 +235,7 @@ def test_nemotrons_layers_are_one_step_each() -> None:
     ("more", "width"),
     [
         ({"block_auto_adjust_ff_dim": False}, 704),
+        ({"block_multiple_of": 256, "block_ffn_dim_multiplier": None}, 469),
         ({"block_multiple_of": 256, "block_ffn_dim_multiplier": 1.0}, 512),  # 469 rounded up
         ({"block_multiple_of": 256, "block_ffn_dim_multiplier": 1.5, "block_ff_dim": 600}, 768),
     ],
