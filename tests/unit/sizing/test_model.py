@@ -100,7 +100,11 @@ def test_what_cannot_be_counted_is_refused(tmp_path: Path) -> None:
         _read(tmp_path, kv_lora_rank=512, qk_rope_head_dim=64, v_head_dim=0)
     with pytest.raises(ConfigError, match="it has zero_expert_num"):
         _read(tmp_path, zero_expert_num=2)
-    for name in ("local_attention", "residual_moe", "H_cycles", "loop_num", "layer_group_size"):
+    for name in (
+        *("index_topk", "altup_num_inputs", "moe_latent_size", "mamba_dt_rank"),
+        *("attn_layer_indices", "hybrid_layer_ids", "is_encoder_decoder", "local_attention"),
+        *("residual_moe", "H_cycles", "loop_num", "layer_group_size"),
+    ):
         with pytest.raises(ConfigError, match=f"it has {name}"):
             _read(tmp_path, **{name: 2})
     with pytest.raises(ConfigError, match="first Qwen generation"):
@@ -113,6 +117,8 @@ def test_what_cannot_be_counted_is_refused(tmp_path: Path) -> None:
         _read(tmp_path, layer_types=3 * ["full_attention"] + ["minimax_m3_sparse"])
     with pytest.raises(ConfigError, match="it names the kinds of 3 layers"):
         _read(tmp_path, layer_types=3 * ["full_attention"])
+    with pytest.raises(ConfigError, match="'int' object is not iterable"):
+        _read(tmp_path, layer_types=4)
     with pytest.raises(ConfigError, match="its layer 2 has its own intermediate_size"):
         _read(tmp_path, per_layer_config={"2": {"intermediate_size": 5}})
     with pytest.raises(ConfigError, match="list index out of range"):
@@ -136,6 +142,7 @@ def test_what_cannot_be_counted_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as refused:
             _read(tmp_path, **{name: size})
         assert f"{name} is {size!r}" in str(refused.value)
+        assert "into the file" not in str(refused.value)
     for unread in ("{", "[" * 100_000):
         (tmp_path / "config.json").write_text(unread)
         with pytest.raises(ConfigError, match=r"config\.json is no JSON"):
