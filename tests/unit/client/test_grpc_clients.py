@@ -268,8 +268,10 @@ def test_details_that_cannot_be_read_are_none() -> None:
 
 @pytest.mark.parametrize("kind", [PrefillClient, AsyncPrefillClient])
 async def test_a_key_is_not_sent_in_the_clear_without_a_word(kind: Any) -> None:
-    with pytest.warns(UserWarning, match=r"api_key goes to example\.org in the clear.*grpcs://"):
+    clear = r"api_key goes to example\.org in the clear.*grpcs://"
+    with pytest.warns(UserWarning, match=clear) as told:
         kind("grpc://example.org:1", api_key="key")
+    assert [each.filename for each in told] == [__file__]
     kind("grpcs://example.org:1", api_key="key")
     for address in ("localhost", "localhost:1", "127.0.0.1:1", "[::1]", "[::1]:1"):
         kind(f"grpc://{address}", api_key="key")

@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -139,8 +140,15 @@ def test_few_records_are_held() -> None:
 
 def test_a_server_that_is_gone_ends_the_run() -> None:
     taken: list[int] = []
+    asked: list[int] = []
+    workers: list[threading.Thread] = []
+    ended = threading.Event()
 
     def answer(fields: Fields) -> Fields:
+        asked.append(fields["line"])
+        workers.append(threading.current_thread())
+        if fields["line"] == 3:  # it may have begun by then
+            ended.wait(60)
         if fields["line"] > 1:
             raise ServerUnavailableError("gone")
         return fields
@@ -150,3 +158,6 @@ def test_a_server_that_is_gone_ends_the_run() -> None:
     with pytest.raises(ServerUnavailableError, match="gone"):
         next(answers)
     assert len(taken) == 5
+    ended.set()
+    workers[0].join(60)
+    assert asked in ([1, 2], [1, 2, 3])

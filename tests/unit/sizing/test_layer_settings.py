@@ -263,6 +263,8 @@ HEADS_OF_64 = [
         "num_key_value_heads": 2,
         "swa_head_dim": 32,
         "swa_num_key_value_heads": 4,
+        "v_head_dim": 64,
+        "swa_v_head_dim": 32,
     },
 ]
 
