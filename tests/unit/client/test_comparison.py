@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from sglang_prefill_ext.cli import app
-from sglang_prefill_ext.client.comparison import Difference
+from sglang_prefill_ext.client.comparison import Answers, Difference
 from sglang_prefill_ext.errors import ConfigError, RequestError
 from tests.unit.client.stand_in import Reply, StandIn
 
@@ -119,6 +119,13 @@ def test_what_cannot_be_compared_ends_the_run(
 ) -> None:
     stand_in.will(reply)
     assert isinstance(run(stand_in, stdin=stdin).exception, error)
+
+
+def test_figures_are_items_a_second_and_milliseconds() -> None:
+    scores = {1: np.zeros((3, 2)), 4: np.zeros((1, 2))}
+    answers = Answers(scores, seconds=[0.01, 0.03], wall_s=0.002)
+    assert answers.figures() == ["2,000", "20.0", "29.8"]
+    assert Answers(wall_s=1.0).figures() == ["0"]
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=6))
