@@ -89,6 +89,10 @@ def test_an_address_that_no_computer_has_is_refused(scheme: str, rest: str) -> N
             ask(f"{scheme}://{rest}")
 
 
+def test_the_last_port_is_one() -> None:
+    PrefillClient("http://h:65535").close()
+
+
 def test_schemes_may_be_in_capitals() -> None:
     for url in ("HTTP://h", "GRPC://h:1"):
         PrefillClient(url).close()
