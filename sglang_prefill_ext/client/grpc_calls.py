@@ -21,6 +21,10 @@ from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 
 _DETAILS = "grpc-status-details-bin"
 _START = "Start front ends there, or correct the address."
+_TRUST = (
+    "Name the PEM file of its authority in GRPC_DEFAULT_SSL_ROOTS_FILE_PATH, or give it in "
+    "credentials."
+)
 _HTTP_STATUS = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
     grpc.StatusCode.UNAUTHENTICATED: 401,
@@ -72,7 +76,7 @@ def error_of(asked: str, error: Any) -> PrefillExtError:
         status = 429
     remedy = {429: TRY_LATER, 504: GIVE_TIME}.get(status, "")
     if code is grpc.StatusCode.UNAVAILABLE and wait_s is None:  # no front end says so
-        remedy = _START
+        remedy = _TRUST if "CERTIFICATE_VERIFY_FAILED" in said else _START
     return error_for(status, f"{asked}: {code.name}", said, wait_s or 0.0, remedy)
 
 

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import grpc
 import numpy as np
 import pytest
+import trustme
 from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
@@ -176,6 +177,18 @@ async def test_a_call_that_finds_nobody_is_repeated_until_its_time_is_over(
         late = Options(timeout_s=0.3)
         with pytest.raises(DeadlineExceededError, match="longer timeout_s"):
             await ask(address, "score", lambda score: score([1], [[2]], [4], options=late))
+
+
+async def test_an_unknown_certificate_is_said_with_the_remedy() -> None:
+    issued = trustme.CA().issue_cert("127.0.0.1")
+    pair = issued.private_key_pem.bytes(), issued.cert_chain_pems[0].bytes()
+    server = grpc.aio.server()
+    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
+    await server.start()
+    async with AsyncPrefillClient(f"grpcs://127.0.0.1:{port}", retries=ONCE) as client:
+        with pytest.raises(ServerUnavailableError, match=r"Name the PEM .* GRPC_DEFAULT_SSL_ROOTS"):
+            await client.score([1], [[2]], [4])
+    await server.stop(None)
 
 
 async def test_a_client_that_is_closed_within_a_call_says_so(path: Path) -> None:
