@@ -163,6 +163,15 @@ def test_while_work_of_others_prevails_the_replica_says_how_fast_it_is(slower: f
     assert state(loads, "a", 41.0).speed == speed
 
 
+def test_while_parts_from_here_prevail_only_answers_tell_the_speed() -> None:
+    loads = loads_of("a")
+    loads["a"].computed(Computed(0, 0.0), 0.0)
+    loads["a"].sent(0.9, 0.0)
+    loads["a"].reported(0.5, 0.0)
+    loads["a"].computed(Computed(100, 9.0), 0.0)
+    assert state(loads, "a", 0.0).speed == SPEED
+
+
 def test_of_replicas_that_are_as_good_each_router_prefers_another() -> None:
     firsts = set()
     for preference in range(64):
