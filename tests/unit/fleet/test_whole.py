@@ -59,6 +59,22 @@ async def test_the_only_engine_is_not_asked_again() -> None:
     assert asked == ["a"]
 
 
+async def test_a_request_counts_while_an_engine_answers_it_however_it_ends() -> None:
+    whole, _ = whole_of("a")
+    counts = []
+
+    async def serve(replica: Replica) -> None:
+        counts.append(replica.whole)
+        if len(counts) == 1:
+            raise EngineUnavailableError("It has gone.")
+
+    with pytest.raises(EngineUnavailableError):
+        await whole.served(serve)
+    for _ in range(2):
+        await whole.served(serve)
+    assert counts == [1, 1, 1]
+
+
 async def no_message() -> Any:
     await asyncio.Event().wait()
 
