@@ -94,7 +94,8 @@ class Lifespan:
 
     @asynccontextmanager
     async def __call__(self, application: Any) -> AsyncIterator[Any]:
-        async with self.stock(application) as state, self._beside():
+        # If ours failed inside of SGLang's, SGLang would first wait minutes for its warm-up.
+        async with self._beside(), self.stock(application) as state:
             yield state
 
 

@@ -26,7 +26,7 @@ from sglang_prefill_ext.border.tokenizer_manager.call_context import (
     current_call,
     with_status,
 )
-from sglang_prefill_ext.errors import ServerBusyError
+from sglang_prefill_ext.errors import ConfigError, ServerBusyError
 
 JSON = {"content-type": "application/json; charset=utf-8"}
 
@@ -184,6 +184,25 @@ async def test_only_what_the_last_engine_runs_is_run_beside_an_application() -> 
     assert run == ["second starts", "second ends"]
     restore(app)
     assert app.router.lifespan_context == stock
+
+
+async def test_sglang_does_not_start_if_what_is_to_run_beside_it_cannot() -> None:
+    started = list[str]()
+
+    @asynccontextmanager
+    async def stock(_application: Any) -> AsyncIterator[None]:
+        started.append("stock")
+        yield
+
+    @asynccontextmanager
+    async def beside() -> AsyncIterator[None]:
+        raise ConfigError("another engine listens there")
+        yield
+
+    with pytest.raises(ConfigError, match="another engine"):
+        async with Lifespan(stock, beside)(FastAPI()):
+            pass
+    assert not started
 
 
 class StubServing:
