@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Container
 from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
 
 from sglang_prefill_ext.fleet.health import Health
 from sglang_prefill_ext.fleet.planning.planner import ReplicaState
@@ -55,7 +57,7 @@ class Loads(dict[str, ReplicaLoad]):
         """
         loads = list(self.items())
         if self._preference:
-            loads.sort(key=lambda each: hash((self._preference, each[0])))
+            loads.sort(key=lambda each: _place(self._preference, each[0]))
         healths = {name: load.health(now_s) for name, load in loads}
         wanted = Health.UP if Health.UP in healths.values() else Health.SUSPECT
         states = {
@@ -81,3 +83,12 @@ class Loads(dict[str, ReplicaLoad]):
         self._recent_s = kept * self._recent_s + sum(all_s for _, all_s in passed_s)
         self._looked_s = now_s
         return min(1.0, self._recent_busy_s / self._recent_s) if self._recent_s > 0 else 0.0
+
+
+@lru_cache(maxsize=4096)
+def _place(preference: int, name: str) -> bytes:
+    """A replica's place in the order of a router, which tells nothing of that in another one.
+
+    Python's `hash` mixes a pair of numbers too little for that.
+    """
+    return blake2b(f"{preference} {name}".encode(), digest_size=8).digest()
