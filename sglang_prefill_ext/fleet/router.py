@@ -27,7 +27,7 @@ from sglang_prefill_ext.fleet.proxy import NotSentError, hand_on
 from sglang_prefill_ext.fleet.routes import DividedRoutes
 from sglang_prefill_ext.fleet.status import metrics_page, status_of
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
-from sglang_prefill_ext.frontend.options import JSON, READS_ARRAYS, says_json
+from sglang_prefill_ext.frontend.options import JSON, READS_ARRAYS, key_in, says_json
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.process.collector import Collector
 from sglang_prefill_ext.wire.status import end_by
@@ -148,10 +148,9 @@ class Router:
         return bytes(body)
 
     def _knows(self, request: Request) -> bool:
-        """Whether the client shows the key, written as SGLang takes it, or needs none."""
-        scheme, _, shown = request.headers.get("authorization", "").partition(" ")
-        shows = scheme.lower() == "bearer" and hmac.compare_digest(shown.encode(), self._key)
-        return shows or not self._key
+        """Whether the client shows the key, or needs none."""
+        shown = key_in(request.headers.get("authorization", ""))
+        return not self._key or hmac.compare_digest(shown, self._key)
 
     def _status(self, request: Request) -> Response | None:
         """The status page; as an engine's, only for clients with the key."""

@@ -120,6 +120,12 @@ def authorization(api_key: str | None) -> dict[str, str]:
     return {"authorization": f"Bearer {api_key}"} if api_key else {}
 
 
+def key_in(header: str) -> bytes:
+    """The key that an authorization header shows, as SGLang takes it; empty if it shows none."""
+    scheme, _, shown = header.partition(" ")
+    return shown.encode() if scheme.lower() == "bearer" else b""
+
+
 def headers_from(options: RequestOptions) -> dict[str, str]:
     """Headers that carry these options to another process; a deadline becomes the time left.
 

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 
 from sglang_prefill_ext.errors import ConfigError
+from sglang_prefill_ext.frontend.options import key_in
 from sglang_prefill_ext.grpc_frontend.settings import Compression, Listening
 
 ALGORITHMS = {
@@ -129,10 +130,8 @@ class BearerAuth(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has 
         shown = [value for name, value in metadata if name == "authorization"]
         if len(shown) != 1:
             return False
-        value = shown[0].encode() if isinstance(shown[0], str) else shown[0]
-        scheme, _, given = value.partition(b" ")
-        if scheme.lower() != b"bearer":
-            return False
+        (value,) = shown
+        given = key_in(value if isinstance(value, str) else value.decode(errors="replace"))
         # All are compared, in constant time, so that nothing is learnt from how long it takes.
         return any([hmac.compare_digest(given, token) for token in self._expected])  # noqa: C419
 
