@@ -9,7 +9,7 @@ from http import HTTPStatus
 from typing import Any
 
 from bench.http_client import LoadError
-from sglang_prefill_ext.local_server.readiness import get
+from sglang_prefill_ext.local_server.readiness import answer_of
 from sglang_prefill_ext.process.ports import LOOPBACK
 
 
@@ -48,7 +48,7 @@ class PackedCounters:
 
 def status_page(port: int) -> dict[str, Any] | None:
     """The status page of a server's packed path; None for stock, which has no such page."""
-    code, content = get(LOOPBACK, port, "/prefill_only/status")
+    code, content = answer_of(LOOPBACK, port, "/prefill_only/status")
     status: dict[str, Any] | None = json.loads(content) if code == HTTPStatus.OK else None
     return status
 

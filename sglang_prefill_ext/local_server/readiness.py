@@ -16,7 +16,7 @@ NO_ANSWER = (OSError, http.client.HTTPException)
 def is_healthy(host: str, port: int) -> bool:
     """Whether ``GET /health`` answers 200, which includes one generated token."""
     with contextlib.suppress(*NO_ANSWER):
-        return get(host, port, "/health")[0] == http.HTTPStatus.OK
+        return answer_of(host, port, "/health")[0] == http.HTTPStatus.OK
     return False
 
 
@@ -26,14 +26,14 @@ def is_settled(host: str, port: int) -> bool:
     Raises:
         OSError, http.client.HTTPException: the server does not answer.
     """
-    status, page = get(host, port, "/prefill_only/status")
+    status, page = answer_of(host, port, "/prefill_only/status")
     if status == http.HTTPStatus.NOT_FOUND:
         return True
     known = json.loads(page) if status == http.HTTPStatus.OK else None
     return known is not None and bool(known["frontend"]["tokenizer"]["ready"])
 
 
-def get(host: str, port: int, path: str) -> tuple[int, bytes]:
+def answer_of(host: str, port: int, path: str) -> tuple[int, bytes]:
     """Status and content of an answer; raises what `NO_ANSWER` says."""
     connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
     with contextlib.closing(connection):

@@ -84,6 +84,7 @@ def told(error: Exception) -> str:
 
 
 def same(a: FlatRows, b: FlatRows) -> bool:
+    """Whether two sets of rows have the same ids."""
     return np.array_equal(a.counts, b.counts) and np.array_equal(a.values, b.values)
 
 

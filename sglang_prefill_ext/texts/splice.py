@@ -135,6 +135,7 @@ class Splice:
 
 
 def whole_texts(shared: str, items: Sequence[str], item_first: bool) -> list[str]:
+    """The prompts that `Splice.encode` divides: each item with the shared text."""
     return [item + shared if item_first else shared + item for item in items]
 
 

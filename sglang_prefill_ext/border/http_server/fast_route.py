@@ -79,7 +79,7 @@ class FastRoute:
 
 
 class Lifespan:
-    """The lifespan of an application, within which something else runs, too.
+    """The lifespan of an application, around which something else runs.
 
     Args:
         stock: SGLang's own.

@@ -84,6 +84,7 @@ class AttachableEngine:
 
     @property
     def timeout_ms(self) -> int:
+        """See `engine.Engine`."""
         return self._path.config.timeout_ms
 
     @property
@@ -113,6 +114,7 @@ class AttachableEngine:
         )
 
     async def serve_rows(self, rows: PackedRows, options: RequestOptions) -> PackedResult:
+        """See `engine.Engine`."""
         check_foreign_rows(rows, self._path)
         exchange = self._path.exchange
         keeping = self._server.records.keeping(None, rows.num_rows, partial(_contents, rows))
@@ -131,6 +133,7 @@ class AttachableEngine:
         self._path.metrics.add(beat.requests, beat.totals)
 
     def adapter(self, name: str, options: RequestOptions) -> AbstractAsyncContextManager[str]:
+        """See `engine.Engine`."""
         return admitted_adapter(self._manager, self._path.exchange, name, options)
 
     async def serve_stock(self, call: Stock) -> StockAnswer | StockError:

@@ -72,6 +72,7 @@ class CallContext:
 
     @property
     def is_opted_out(self) -> bool:
+        """Whether the client wants the stock path."""
         return opted_out(headers_of(self.request))
 
     def raise_if_taken(self) -> None:

@@ -29,9 +29,7 @@ def embed_call_of(request: Any, *, reads_places: bool) -> EmbedCall:
     if reason := _unpacked_field(request, reads_places=reads_places):
         raise StockPathTaken(reason)
     call = _read(request)
-    if call is None or not _are_plain_names(request.rid, call) or not _is_plain(call):
-        raise StockPathTaken(StockReason.UNUSUAL_INPUT)
-    if call.is_single and isinstance(request.lora_path, list):  # refused on the stock path
+    if call is None or not _are_plain_names(request, call) or not _is_plain(call):
         raise StockPathTaken(StockReason.UNUSUAL_INPUT)
     return call
 
@@ -86,8 +84,11 @@ def _read(request: Any) -> EmbedCall | None:
     )
 
 
-def _are_plain_names(rid: Any, call: EmbedCall) -> bool:
-    """Whether request ids, if any, are one for every prompt."""
+def _are_plain_names(request: Any, call: EmbedCall) -> bool:
+    """Whether request ids, if any, are one for every prompt, and a lone prompt has no list."""
+    rid = request.rid
+    if call.is_single and isinstance(request.lora_path, list):
+        return False
     if rid is None or call.is_single:
         return isinstance(rid, str | None)
     return isinstance(rid, list) and len(rid) == len(call.prompts)
