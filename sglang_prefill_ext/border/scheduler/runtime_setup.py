@@ -159,7 +159,7 @@ def _tried(
     slots = PrivateSlots(room)
     logger.info("Prefill-only serving: %s", measured)
     compile_ahead(executor, measured.budget, slots)
-    STARTUP.mark("rehearsal")
+    STARTUP.mark("compilation")
     check = None
     if config.known_answers is Switch.ON:
         check = compare_paths(scheduler, model, executor, measured.budget, slots, ranks)

@@ -241,7 +241,7 @@ def test_the_start_is_shown_by_stage(client: Client) -> None:
     status = client.whole_status()
     stages = {"frontend": status["frontend"]["startup"]}
     stages["scheduler"] = status["schedulers"][0]["startup"]
-    measured = ["experts", "kernels", "calibration", "rehearsal", "known_answers"]
+    measured = ["experts", "kernels", "calibration", "compilation", "known_answers"]
     names = ["imports", "patches", "model", *measured, "total"]
     assert list(stages["scheduler"]) == names
     front = ["imports", "patches", "tokenizer", "warm_up", "freeze", "total"]
