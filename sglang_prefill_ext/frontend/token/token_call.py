@@ -133,7 +133,7 @@ def check_numbers(
     *,
     top_logprobs_num: int | list[int] | None = 0,
     logprob_start_len: int | list[int] | None = -1,
-    top_k: int = -1,
+    top_k: object = -1,
 ) -> None:
     """Refuse numbers of a request for one prompt that SGLang's scheduler cannot handle.
 
@@ -141,6 +141,7 @@ def check_numbers(
         vocab_size: of the model.
         top_logprobs_num, logprob_start_len: SGLang does not refuse lists, which are for many
             prompts.
+        top_k: what is no number is left to SGLang, which ignores it in a greedy call.
 
     Raises:
         RequestError: names the field, the value and the remedy.
@@ -154,7 +155,7 @@ def check_numbers(
             "logprob_start_len",
             f"{logprob_start_len} is no place in the prompt; send one, or -1 for none.",
         )
-    if top_k > _LARGEST_TOP_K:
+    if isinstance(top_k, int | float) and top_k > _LARGEST_TOP_K:
         raise wrong("top_k", f"{top_k} is too large; send -1 for the whole vocabulary.")
 
 

@@ -23,6 +23,7 @@ VOCAB = 50
         {"top_logprobs_num": -1},  # as 0, says SGLang
         {"logprob_start_len": 9_999},  # is compared with the prompt elsewhere
         {"top_k": 2**31 - 1},
+        {"top_k": "5"},  # in a greedy call, SGLang does not look at it
     ],
     ids=str,
 )
