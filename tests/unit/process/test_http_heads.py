@@ -4,6 +4,7 @@ import asyncio
 import sys
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from uvicorn.config import Config
@@ -118,7 +119,7 @@ async def test_what_has_no_end_is_refused(connection: Connection, beginning: byt
 
 @pytest.mark.parametrize("piece", [1, 2**16])
 async def test_trailers_are_no_headers(connection: Connection, piece: int) -> None:
-    trailers = b"authorization: Bearer key\r\nx-prefill-only-priority: 9\r\n"
+    trailers = b"authorization: Bearer key\r\nconnection: upgrade\r\nupgrade: h2c\r\n"
     await connection.feed((CHUNKED + b"2\r\n{}\r\n0\r\n" + trailers + b"\r\n") * 2, piece)
     await connection.settled()
     assert connection.lengths == [2, 2]
@@ -152,6 +153,27 @@ async def test_offers_in_one_piece_lose_nothing(connection: Connection, piece: i
     await until(lambda: len(connection.lengths) == 1600 or connection.wire.closed)
     assert connection.lengths == [*range(1, 9)] * 200
     assert not connection.wire.closed
+
+
+async def test_websockets_get_their_own_protocol(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Mock()
+    monkeypatch.setattr(connection.protocol, "ws_protocol_class", made)
+    monkeypatch.setattr(connection.wire, "set_protocol", told := Mock())
+    await connection.feed(GET + b"connection: upgrade\r\nupgrade: websocket\r\n\r\n")
+    told.assert_called_once_with(made.return_value)
+    ((head,), _) = made.return_value.data_received.call_args
+    assert head.startswith(GET)
+    assert b"upgrade: websocket\r\n" in head
+    assert (connection.lengths, connection.wire.written) == ([], b"")
+
+
+@pytest.mark.parametrize("offer", [b"", b"connection: upgrade\r\nupgrade: h2c\r\n"])
+async def test_connect_is_a_request_like_others(connection: Connection, offer: bytes) -> None:
+    await connection.feed(b"CONNECT / HTTP/1.1\r\nhost: x\r\n" + offer + b"\r\n")
+    assert connection.lengths == [0]
+    assert connection.wire.written.startswith(b"HTTP/1.1 200 OK\r\n")
 
 
 async def test_what_was_read_is_not_kept(connection: Connection) -> None:
