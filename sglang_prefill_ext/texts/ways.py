@@ -11,7 +11,7 @@ from typing import Protocol
 from sglang_prefill_ext.config import PrefillOnlyConfig, Switch
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.texts.choice import Choice
-from sglang_prefill_ext.texts.comparison import same, splice_difference
+from sglang_prefill_ext.texts.comparison import same, splice_difference, told
 from sglang_prefill_ext.texts.frame import NO_FRAME, frame_of
 from sglang_prefill_ext.texts.libraries import Encoder, TokenizerCopy, flat
 from sglang_prefill_ext.texts.proof import boundaries_of, unproven
@@ -76,8 +76,10 @@ class Ways:
             with self._choosing:
                 if self.encoder is copy:  # otherwise it was found to differ in the meantime
                     self.encoder = self.choice.best
-        except Exception:
+        except Exception as error:
             logger.exception("Looking for a faster way to encode texts failed")
+            if self.encoder is None and not self.why_plain:
+                self.why_plain = self.why_no_splice = told(error)
 
     def distrust_encoder(self, encoder: Encoder) -> None:
         """Encode the plain way from now on."""

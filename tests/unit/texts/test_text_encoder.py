@@ -301,6 +301,12 @@ def test_without_a_faithful_copy_all_is_plain(
         assert encoder.encode(["one"], continued=continued) == plain(["one"], continued=continued)
 
 
+def test_a_tokenizer_that_cannot_be_read_is_told_on_the_status_page() -> None:
+    status = made(source="{}")[0].status()
+    assert (status["encoder"], status["why_plain"]) == ("plain", "KeyError: 'model'")
+    assert status["why_no_splice"] == status["why_plain"]
+
+
 def test_without_a_proof_nothing_is_cut() -> None:
     source = json.loads(json_of("unigram"))
     source["pre_tokenizer"]["split"] = False
