@@ -59,14 +59,23 @@ async def test_what_dies_is_started_again_and_the_others_live_on() -> None:
     assert not any(map(alive, [*before.values(), *supervisor.pids.values()]))
 
 
-async def test_one_that_cannot_live_is_left_dead_for_longer_and_longer(
+@pytest.mark.parametrize(
+    ("healthy_s", "waited"),
+    [(60.0, ["0.01", "0.02", "0.04", "0.05"]), (0.0, ["0.01"] * 4)],
+    ids=["at once", "after a while"],
+)
+async def test_one_that_cannot_live_is_left_dead_for_longer_only_if_it_dies_at_once(
+    healthy_s: float,
+    waited: list[str],
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(module, "_HEALTHY_S", healthy_s)
     supervisor = Supervisor(command("raise SystemExit(3)"), 1, grace_s=1)
     async with running(supervisor):
         await until(lambda: caplog.text.count("ended with 3") >= 4, timeout_s=60)
     waits = [str(record.args[2]) for record in caplog.records if isinstance(record.args, tuple)]
-    assert waits[:4] == ["0.01", "0.02", "0.04", "0.05"]
+    assert waits[:4] == waited
 
 
 async def test_one_that_does_not_go_is_killed(tmp_path: Path) -> None:
