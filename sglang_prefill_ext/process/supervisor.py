@@ -80,7 +80,6 @@ class Supervisor:
             if await _came_before(stop, process.wait()):
                 await self._end(process)
                 return
-            del self._inputs[number]
             deaths = 1 if time.monotonic() - begin_s > _HEALTHY_S else deaths + 1
             wait_s = min(_FIRST_S * 2.0 ** min(deaths - 1, 30), _LONGEST_S)
             ended = "Process %d ended with %s; another one starts in %g s."
