@@ -56,6 +56,10 @@ def test_a_message_that_is_no_unicode_is_sent_as_far_as_it_is() -> None:
     assert status_of(PackedForwardError("a \udc80 b"))[1].message == "a ? b"
 
 
+def test_a_long_message_is_cut_between_characters() -> None:
+    assert status_of(PackedForwardError("a" + "é" * 700))[1].message == "a" + "é" * 599
+
+
 def test_a_wrong_field_is_named() -> None:
     (detail,) = status_of(RequestError("items: none", field="items"))[1].details
     found = BadRequest()
