@@ -14,7 +14,6 @@ from sglang_prefill_ext.frontend.score.score_call import ScoreCall
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from sglang_prefill_ext.wire.arrays import (
     DTYPES,
-    NO_INTS,
     FlatRows,
     Int32Array,
     OverrideArray,
@@ -183,9 +182,7 @@ def prompts_of(prompts: pb.Prompts) -> list[str] | FlatRows:
 
 
 def _labels(labels: pb.Int32Rows) -> FlatRows:
-    if labels.counts:
+    if labels.counts or not labels.values:
         return flat_rows(labels.values, labels.counts, field="labels")
     ids = int32_array(labels.values, field="labels.values")
-    if not len(ids):
-        return FlatRows(NO_INTS, NO_INTS)
     return FlatRows(ids, int_array([len(ids)]))
