@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any, NoReturn
 
 import grpc
@@ -123,6 +124,17 @@ def test_the_stock_path_is_no_bad_end() -> None:
     with pytest.raises(StockPathTaken), counted(metrics):
         raise StockPathTaken(StockReason.OPTED_OUT)
     assert not metrics.requests
+
+
+@pytest.mark.parametrize(
+    ("left_s", "name"), [(None, "aborted"), (60, "aborted"), (0.02, "expired"), (-60, "expired")]
+)
+def test_a_call_that_is_cancelled_at_its_deadline_is_late(left_s: float | None, name: str) -> None:
+    metrics = FrontendMetrics()
+    deadline_ms = None if left_s is None else (time.time() + left_s) * 1e3
+    with pytest.raises(asyncio.CancelledError), counted(metrics, deadline_ms):
+        raise asyncio.CancelledError
+    assert metrics.requests == {name: 1}
 
 
 def no_session() -> NoReturn:

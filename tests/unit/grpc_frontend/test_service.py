@@ -326,7 +326,9 @@ async def test_vectors_of_texts_and_of_ids(path: Path) -> None:
         assert np.frombuffer(classes.values, "<f4").tolist() == [0.0] * 6
         assert (classes.width, list(classes.class_names)) == (3, ["no", "yes"])
         wrong = pb.Prompts(ids=int32_rows([[1], [100]]))
-        for prompts, words in ((wrong, "token id 100"), (pb.Prompts(), "there are none")):
+        empty = pb.Prompts(ids=int32_rows([[1], []]))
+        ends = (wrong, "token id 100"), (empty, "is empty"), (pb.Prompts(), "there are none")
+        for prompts, words in ends:
             with pytest.raises(grpc.aio.AioRpcError, match=words):
                 await stub.Embed(pb.EmbedRequest(prompts=prompts))
 
