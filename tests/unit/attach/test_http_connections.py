@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
+from unittest.mock import Mock
 
 import pytest
 import trustme
@@ -227,6 +228,19 @@ async def test_a_connection_that_is_lost_as_soon_as_it_is_made_takes_no_request(
         await asyncio.wait_for(connection.exchange(b""), 5)
 
 
+async def test_an_answer_to_who_has_just_left_ends_the_connection() -> None:
+    connection, transport = HttpConnection(), Mock()
+    transport.is_closing.return_value = False
+    connection.connection_made(transport)
+    asking = asyncio.ensure_future(connection.exchange(b""))
+    await asyncio.sleep(0)
+    asking.cancel()
+    connection.data_received(answer_bytes(b"x"))
+    transport.abort.assert_called_once_with()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+
+
 async def test_a_cancelled_request_drops_its_connection() -> None:
     async with running(lambda _: None) as (engine, to):
         with pytest.raises(TimeoutError):
@@ -283,6 +297,12 @@ async def test_an_engine_without_tls_is_told_from_one_that_is_not_there() -> Non
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(EngineUnavailableError, match="its URL may be one of http"):
             await HttpConnections(f"https://127.0.0.1:{port}", {}).get("/", LIMIT_S)
+
+
+def test_other_failures_of_tls_are_told_in_its_words() -> None:
+    error = ssl.SSLError(1, "no shared cipher")
+    error.reason = "NO_SHARED_CIPHER"
+    assert "no shared cipher" in http_connections._unopened(error)
 
 
 @pytest.mark.parametrize(
