@@ -50,12 +50,12 @@ class HttpConnection(asyncio.Protocol):
         self._body_at = 0
         self._end: int | None = None  # of the answer in `_received`, once its head is complete
         self._answer: asyncio.Future[Answer] | None = None
-        self._transport: asyncio.Transport | None = None
+        self._transport: asyncio.Transport  # once it is made
 
     @property
     def is_open(self) -> bool:
         """Whether it can take a request."""
-        return self._transport is not None and not self._transport.is_closing()
+        return not self._transport.is_closing()
 
     async def exchange(self, request: bytes) -> Answer:
         """Send a whole request, and return its answer.
@@ -64,7 +64,7 @@ class HttpConnection(asyncio.Protocol):
             EngineUnavailableError: there is no answer, or none that can be read.
         """
         assert self._answer is None, "one request at a time"
-        if self._transport is None or self._transport.is_closing():
+        if not self.is_open:
             raise EngineUnavailableError(_closed(None))
         self._answer = asyncio.get_running_loop().create_future()
         self._transport.write(request)
@@ -75,8 +75,7 @@ class HttpConnection(asyncio.Protocol):
 
     def close(self) -> None:
         """Close it at once; the other end drops a request that is under way."""
-        if self._transport is not None:
-            self._transport.abort()
+        self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -175,8 +174,7 @@ class HttpConnections:
         except BaseException:
             connection.close()
             raise
-        if connection.is_open:
-            self._idle.append((time.monotonic(), connection))
+        self._idle.append((time.monotonic(), connection))
         return answer
 
     def _kept(self) -> HttpConnection | None:
