@@ -93,6 +93,16 @@ def test_a_file_is_not_overwritten(tmp_path: Path) -> None:
         claim(path)
 
 
+def test_an_engine_is_a_socket_or_yet_to_come(tmp_path: Path) -> None:
+    path = tmp_path / "engine.sock"
+    assert engine_at(path) == path
+    with listening(path) as descriptor, socket.socket(fileno=descriptor):
+        assert engine_at(path) == path
+    path.touch()
+    with pytest.raises(ConfigError, match=r"--attach: .* is not a socket"):
+        engine_at(path)
+
+
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
     path = tmp_path / "engine.sock"
     path.symlink_to(tmp_path / "elsewhere")
