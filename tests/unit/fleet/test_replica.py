@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
+from sglang_prefill_ext.attach.http_connections import Answer
+from sglang_prefill_ext.errors import EngineUnavailableError
 from sglang_prefill_ext.fleet.replica import Replica
 from tests.unit.attach.engines import facts
 from tests.unit.fleet.stub_engines import Stub, an_offer, served
@@ -44,3 +47,18 @@ async def test_an_engine_with_another_tokenizer_sends_it() -> None:
             await replica.state()
             assert replica.offer == stub.offer
         replica.connections.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "remedy"), [(401, "--api-key"), (403, "--api-key"), (404, "--enable-prefill-only")]
+)
+async def test_a_refusal_says_what_to_do(
+    status: int, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(*_args: object) -> Answer:
+        return Answer(b"HTTP/1.1 %d No" % status, b"told")
+
+    replica = Replica("http://a")
+    monkeypatch.setattr(replica.connections, "get", refused)
+    with pytest.raises(EngineUnavailableError, match=rf"HTTP {status} \(told\).*{remedy}"):
+        await replica.state()
