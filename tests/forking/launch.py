@@ -23,7 +23,9 @@ _READ_LATE = (
     "SGLANG_MAMBA_CONV_DTYPE",
     "SGLANG_UVICORN_WORKER_HEALTHCHECK_TIMEOUT",
     "SGLANG_PLUGINS",  # imports only need the platform's plugin, which all these tests include
+    "PYTHONBREAKPOINT",  # Ray sets it in the process that connects to a cluster
     "PYTHONHASHSEED",  # forked processes have the same order of sets in any case
+    "PYTHONPATH",  # adds folders, in which none of these imports finds anything
 )
 """Beginnings of names of variables that do not affect imports."""
 

@@ -157,6 +157,7 @@ def _run(request: dict[str, Any], files: Sequence[int]) -> NoReturn:
     signal.signal(signal.SIGQUIT, signal.SIG_IGN if request["ignores_quit"] else signal.SIG_DFL)
     os.environ.clear()
     os.environ.update(request["env"])
+    _look_in(os.environ.get("PYTHONPATH", ""))
     os.chdir(request["cwd"])
     _number(dict(zip(request["files"], files, strict=True)))
     _give_fork_server()
@@ -173,6 +174,12 @@ def _run(request: dict[str, Any], files: Sequence[int]) -> NoReturn:
     else:
         exec(what, vars(main))
     sys.exit(0)
+
+
+def _look_in(python_path: str) -> None:
+    """Let imports look in the folders of a ``PYTHONPATH`` that this process does not know yet."""
+    folders = python_path.split(os.pathsep)
+    sys.path[1:1] = [each for each in folders if each and each not in sys.path]
 
 
 def _number(files: dict[int, int]) -> None:

@@ -58,12 +58,10 @@ def started(*command: str, **how: Any) -> subprocess.Popen[bytes]:
 
 def test_a_module_runs_as_the_interpreter_would_run_it(tmp_path: Path) -> None:
     (tmp_path / "reporting.py").write_text(REPORT)
-    env = server_env({"PREFILL_ONLY_SAID": "hello"})
-    path = f"import sys; sys.path.insert(0, {str(tmp_path)!r})"
-    run = f"{path}; import runpy; sys.argv[:] = ['-m', *sys.argv[1:]]; "
-    run += "runpy._run_module_as_main('reporting')"
+    path = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
+    env = server_env({"PREFILL_ONLY_SAID": "hello", "PYTHONPATH": path})
     with started(
-        *("-c", run, "an argument"),
+        *("-m", "reporting", "an argument"),
         env=env,
         cwd=tmp_path,
         stderr=subprocess.PIPE,
