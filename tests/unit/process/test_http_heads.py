@@ -119,7 +119,8 @@ async def test_what_has_no_end_is_refused(connection: Connection, beginning: byt
 
 @pytest.mark.parametrize("piece", [1, 2**16])
 async def test_trailers_are_no_headers(connection: Connection, piece: int) -> None:
-    trailers = b"authorization: Bearer key\r\nconnection: upgrade\r\nupgrade: h2c\r\n"
+    trailers = b"authorization: Bearer key\r\nx-prefill-only-priority: 9\r\n"
+    trailers += b"connection: upgrade\r\nupgrade: h2c\r\n"
     await connection.feed((CHUNKED + b"2\r\n{}\r\n0\r\n" + trailers + b"\r\n") * 2, piece)
     await connection.settled()
     assert connection.lengths == [2, 2]
