@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from sglang_prefill_ext.attach.address import ENGINE_FLAG, checked_path
 from sglang_prefill_ext.attach.broker import Broker
 from sglang_prefill_ext.border.activation import config_of
+from sglang_prefill_ext.border.grammars import GRAMMARS, Grammars
 from sglang_prefill_ext.border.http_server.carrier_routes import add_carrier_routes, offer_of
 from sglang_prefill_ext.border.http_server.fast_route import Lifespan, restore
 from sglang_prefill_ext.border.http_server.own_routes import add_gc_route, add_routes, application
@@ -30,7 +31,6 @@ from sglang_prefill_ext.border.tokenizer_manager.frontend_link import (
     embedding_rows,
 )
 from sglang_prefill_ext.border.tokenizer_manager.gc_frontend import FrontendGc
-from sglang_prefill_ext.border.tokenizer_manager.request_fields import GRAMMARS
 from sglang_prefill_ext.border.tokenizer_manager.server import ATTRIBUTE, PrefillServer, server_of
 from sglang_prefill_ext.border.tokenizer_manager.token_output import reasoning_count
 from sglang_prefill_ext.config import PrefillOnlyConfig
@@ -109,15 +109,16 @@ async def freeze_gc(original: Callable[[Any], Awaitable[None]], manager: Any) ->
 def _server(manager: Any, config: PrefillOnlyConfig) -> PrefillServer:
     metrics = FrontendMetrics(manager.metrics_collector.labels if manager.enable_metrics else None)
     link = TokenizerManagerLink(manager, config, metrics)
-    path = _path(manager, link, config, metrics)
+    path, reasoning = _path(manager, link, config, metrics), reasoning_count(manager.tokenizer)
     return PrefillServer(
         *(manager, path, link, ScoreFrontend(path), CallRecords(manager)),
+        grammars=Grammars(manager, reasoning.end),
         gc=FrontendGc(manager, path),
         embed=None if manager.is_generation else EmbedFrontend(path),
         tokens=TokenFrontend(path) if manager.is_generation else None,
         texts=_texts(manager, path, link),
         chats=link.texts if _encodes_chats_as_texts(manager.tokenizer) else None,
-        reasoning=reasoning_count(manager.tokenizer),
+        reasoning=reasoning,
     )
 
 

@@ -2,8 +2,10 @@
 
 ::
 
-    draws   one a row: temperature, top_p, min_p, top_k, seed, number of its biases
+    draws   one a row: temperature, top_p, min_p, top_k, seed, number of its biases, other bias
     biases  token and bias (added to its logit), those of row 0, of row 1, ...
+
+The other bias is added to the logits of all tokens that have none of their own.
 
 Parameters have SGLang's meaning, after it has filled in and checked them.
 """
@@ -15,7 +17,7 @@ from enum import IntEnum
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.wire.arrays import places_of_ranges
@@ -34,9 +36,17 @@ _DRAW = np.dtype(
         ("seed", "<i8"),
         ("top_k", "<i4"),
         ("num_biases", "<i4"),
+        ("other_bias", "<f4"),
     ]
 )
 _BIAS = np.dtype([("token", "<i4"), ("value", "<f4")])
+
+
+def bias_records(tokens: ArrayLike, values: ArrayLike) -> Records:
+    """Biases as they travel; `values` may be one for all tokens."""
+    records = np.empty(np.shape(tokens), dtype=_BIAS)
+    records["token"], records["value"] = tokens, values
+    return records
 
 
 class Draw(IntEnum):
@@ -76,15 +86,20 @@ class Sampling:
         min_p: float,
         top_k: int,
         seed: int,
-        biases: Mapping[int, float],
+        biases: Mapping[int, float] | Records,
+        other_bias: float = 0.0,
     ) -> Sampling:
         """The sampling of one row.
 
         Args:
-            biases: what is added to each token's logit; minus infinity forbids the token.
+            biases: what is added to each token's logit, or `bias_records` of it; minus infinity
+                forbids the token.
+            other_bias: what is added to the logits of all other tokens.
         """
-        draw = (temperature, top_p, min_p, seed, top_k, len(biases))
-        return cls(np.array([draw], dtype=_DRAW), np.array([*biases.items()], dtype=_BIAS))
+        draw = (temperature, top_p, min_p, seed, top_k, len(biases), other_bias)
+        if isinstance(biases, Mapping):
+            biases = bias_records([*biases], [*biases.values()])
+        return cls(np.array([draw], dtype=_DRAW), biases)
 
     @classmethod
     def from_bytes(cls, draws: bytes, biases: bytes) -> Sampling:

@@ -95,10 +95,10 @@ def batch_info(sampling: Sampling, logits: Tensor) -> SamplingBatchInfo:
 
 def _bias_table(sampling: Sampling, logits: Tensor) -> Tensor:
     """The biases as SGLang needs them, ``[reads, vocab_size]``."""
-    table = torch.zeros_like(logits)
-    rows, tokens, values = upload(
-        [sampling.rows_of_biases, sampling.biases["token"], sampling.biases["value"]],
-        logits.device,
+    biases, others = sampling.biases, sampling.draws["other_bias"]
+    rows, tokens, values, rest = upload(
+        [sampling.rows_of_biases, biases["token"], biases["value"], others], logits.device
     )
+    table = rest[:, None].repeat(1, logits.shape[1])
     table[rows, tokens.long()] = values
     return table

@@ -84,7 +84,13 @@ class DirectGenerate:
         exchange, name = self._frontend.path.exchange, body.lora_path or ""
         with self._records.keeping(request, len(body.prompts), dict) as record:
             async with admitted_adapter(self._manager, exchange, name, options, request) as adapter:
-                calls = await self._calls(body, sampling, stops, request, adapter)
+                calls = []
+                for ids in await self._prompts(body, request):
+                    prompt = self._prompt(body, sampling, ids, adapter)
+                    first = await self._server.grammars.first_tokens(
+                        sampling, ids, request, options.deadline_ms
+                    )
+                    calls.append(self._frontend.call_of(prompt, stops, first))
                 record.times.set_api_server_dispatch_finish_time()
                 read_outs = await self._frontend.read_all(calls, options, request)
             lens, new_tokens = [len(call.ids) for call in calls], int(calls[0].generates)
@@ -125,31 +131,27 @@ class DirectGenerate:
         sampling.verify(self._vocab_size)
         return sampling, stop_tokens(self._manager, sampling)
 
-    async def _calls(
-        self,
-        body: GenerateBody,
-        sampling: Any,
-        stops: Collection[int],
-        request: Any,
-        adapter: str,
-    ) -> list[TokenCall]:
-        """Raises: StockPathTaken, RequestError: not all prompts are plainly right."""
+    async def _prompts(self, body: GenerateBody, request: Any) -> list[list[int]]:
+        """Raises: StockPathTaken: its texts cannot be encoded."""
         prompts = body.prompts
-        if isinstance(prompts[0], str):
-            if self._server.texts is None:
-                raise StockPathTaken(StockReason.UNUSUAL_INPUT)
-            try:
-                prompts = await self._server.texts.ask(prompts, request)
-            except ValueError as error:  # of the tokenizer
-                raise StockPathTaken(StockReason.UNUSUAL_INPUT) from error
-        calls = []
-        for ids in prompts:
-            check_prompt(ids, self._frontend.path.vocab_size, field="input_ids")
-            prompt = _prompt_of(body, sampling, ids, adapter)
-            if prompt.token_ids_logprob is not None:
-                check_prompt(prompt.token_ids_logprob, self._vocab_size, field="token_ids_logprob")
-            calls.append(self._frontend.call_of(prompt, stops))
-        return calls
+        if not isinstance(prompts[0], str):
+            return prompts
+        if self._server.texts is None:
+            raise StockPathTaken(StockReason.UNUSUAL_INPUT)
+        try:
+            return await self._server.texts.ask(prompts, request)
+        except ValueError as error:  # of the tokenizer
+            raise StockPathTaken(StockReason.UNUSUAL_INPUT) from error
+
+    def _prompt(
+        self, body: GenerateBody, sampling: Any, ids: list[int], adapter: str
+    ) -> TokenRequest:
+        """Raises: StockPathTaken, RequestError: the prompt is not plainly right."""
+        check_prompt(ids, self._frontend.path.vocab_size, field="input_ids")
+        prompt = _prompt_of(body, sampling, ids, adapter)
+        if prompt.token_ids_logprob is not None:
+            check_prompt(prompt.token_ids_logprob, self._vocab_size, field="token_ids_logprob")
+        return prompt
 
     def _written(self, body: GenerateBody, times: Any, ended: list[_Ended]) -> bytes:
         """The body of the answer; may be called in any thread."""

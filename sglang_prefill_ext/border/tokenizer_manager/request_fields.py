@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from sglang_prefill_ext.border.grammars import grammar_of
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
 HEALTH_CHECK = "HEALTH_CHECK"
 """Beginning of the ids of SGLang's own health checks, which are to test the stock path."""
-
-GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
-"""Sampling parameters that give a grammar."""
 
 # Fields of an `EmbeddingReqInput` that change what is computed.
 UNPACKED_OF_VECTORS = {
@@ -51,7 +49,6 @@ _UNPACKED_SWITCHES = {
 }
 # Its sampling parameters that need more than the logits to choose the one token.
 _UNPACKED_SAMPLING = {
-    **dict.fromkeys(GRAMMARS, StockReason.GRAMMAR),
     "stop_regex_strs": StockReason.STOP_REGEX,
     "custom_params": StockReason.UNUSUAL_INPUT,
     "watermark": StockReason.WATERMARK,
@@ -100,6 +97,8 @@ def ineligible_token_reason(
         for name, reason in fields.items():
             if getattr(asked, name):
                 return reason
+    if request.require_reasoning and grammar_of(sampling):  # which begins to hold later
+        return StockReason.GRAMMAR
     if (sampling.beam_width or 1) > 1:
         return StockReason.BEAM_SEARCH
     return StockReason.UNUSUAL_INPUT if _has_unusual_numbers(request) else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from sglang_prefill_ext.border.grammars import Grammars
 from sglang_prefill_ext.border.tokenizer_manager.call_records import CallRecords
 from sglang_prefill_ext.border.tokenizer_manager.frontend_link import TokenizerManagerLink
 from sglang_prefill_ext.border.tokenizer_manager.gc_frontend import FrontendGc
@@ -37,6 +38,7 @@ class PrefillServer:
     score: ScoreFrontend
     records: CallRecords
     gc: FrontendGc
+    grammars: Grammars
     embed: EmbedFrontend | None = None
     tokens: TokenFrontend | None = None
     texts: TextBatches[list[int]] | None = None

@@ -27,7 +27,6 @@ from sglang_prefill_ext.border.tokenizer_manager.request_fields import (
 )
 from sglang_prefill_ext.border.tokenizer_manager.server import PrefillServer, server_of
 from sglang_prefill_ext.border.tokenizer_manager.token_output import (
-    ReasoningCount,
     aborted,
     finished,
     stop_tokens,
@@ -73,7 +72,7 @@ def _takes_over(manager: Any, tokenized_obj: Any) -> bool:
     tokenized_obj.time_stats.set_api_server_dispatch_time()
     manager._mark_state_dispatched(tokenized_obj.rid)
     state = manager.rid_to_state.get(tokenized_obj.rid)
-    work = _Work(manager, server.tokens, context, tokenized_obj, state, server.reasoning)
+    work = _Work(server, server.tokens, context, tokenized_obj, state)
     keep_running(work.serve(call, options))
     tokenized_obj.time_stats.set_api_server_dispatch_finish_time()
     return True
@@ -98,15 +97,13 @@ class _Work:
     Attributes:
         state: SGLang's record of it. If the manager has no record of the request's name any more,
             or another one, the client has left.
-        reasoning: counts the reasoning of the answer.
     """
 
-    manager: Any
+    server: PrefillServer
     frontend: TokenFrontend
     context: CallContext
     request: Any
     state: Any
-    reasoning: ReasoningCount
 
     async def serve(self, call: TokenCall, options: RequestOptions) -> None:
         """Answer the request, maybe with an error, or have SGLang serve it."""
@@ -116,29 +113,39 @@ class _Work:
         except Exception as error:
             detail = error.detail if isinstance(error, HTTPException) else str(error)
             status = error.status_code if isinstance(error, HTTPException) else 400
-            await self._answer(aborted(self.manager, self.request, detail, status))
+            await self._answer(aborted(self.server.manager, self.request, detail, status))
 
     async def _serve(self, call: TokenCall, options: RequestOptions) -> None:
+        manager, reasoning = self.server.manager, self.server.reasoning
         try:
+            call = await self._restricted(call, options)
             read_out = await self.frontend.read(call, options, self)
         except StockPathTaken as taken:
             self.frontend.path.metrics.record_fallback(taken.reason)
             if self._is_wanted():
                 with stock_path():
-                    await self.manager._send_one_request(self.request)
+                    await manager._send_one_request(self.request)
             return
-        vocab_size = self.manager.model_config.vocab_size
+        vocab_size = manager.model_config.vocab_size
         read = partial(answer_of, call, read_out.table, vocab_size=vocab_size)
         answer = await self.frontend.path.answers.run_if_large(call.num_values, read)
-        await self._answer(finished(self.manager, self.request, answer, read_out, self.reasoning))
+        await self._answer(finished(manager, self.request, answer, read_out, reasoning))
+
+    async def _restricted(self, call: TokenCall, options: RequestOptions) -> TokenCall:
+        """The call, with no more tokens to choose from than its grammar allows, if it has one."""
+        server, sampling, ids = self.server, self.request.sampling_params, self.request.input_ids
+        first = await server.grammars.first_tokens(sampling, ids, self, options.deadline_ms)
+        if first is None:
+            return call
+        return self.frontend.call_of(self.request, stop_tokens(server.manager, sampling), first)
 
     async def _answer(self, output: Any) -> None:
         if self._is_wanted():
-            await self.manager._handle_batch_output(output)
+            await self.server.manager._handle_batch_output(output)
 
     async def is_disconnected(self) -> bool:
         """Whether SGLang has told its scheduler, which does not know the request, to abort it."""
         return bool(self.state.abort_sent)
 
     def _is_wanted(self) -> bool:
-        return self.manager.rid_to_state.get(self.request.rid) is self.state
+        return self.server.manager.rid_to_state.get(self.request.rid) is self.state

@@ -41,13 +41,14 @@ class ReasoningCount:
     """Whether SGLang's scheduler counts the one token of an answer as reasoning.
 
     Attributes:
-        knows_end: the server has a parser of reasoning, and its tokenizer encodes what ends it.
+        end: tokens that end the reasoning; empty if the server has no parser of reasoning, or its
+            tokenizer does not encode what ends it.
         opening: the token with which the model begins to reason unasked; None if it never does so,
             or not by a single token.
         filters: while a request reasons, SGLang forbids some tokens.
     """
 
-    knows_end: bool = False
+    end: tuple[int, ...] = ()
     opening: int | None = None
     filters: bool = False
 
@@ -59,7 +60,7 @@ class ReasoningCount:
             required: the request says that its answer begins with reasoning.
         """
         if required:
-            return int(self.knows_end)
+            return int(bool(self.end))
         return int(token is not None and token == self.opening)
 
 
@@ -73,11 +74,12 @@ def reasoning_count(tokenizer: Any) -> ReasoningCount:
     if not serving.reasoning_parser or tokenizer is None:
         return ReasoningCount()
     parser = ReasoningParser(serving.reasoning_parser, stream_reasoning=False, tokenizer=tokenizer)
-    if not parser.detector.get_think_end_token_ids(tokenizer):
+    end = parser.detector.get_think_end_token_ids(tokenizer)
+    if not end:
         return ReasoningCount()
     begin = parser.detector.get_self_opened_think_start_token_ids(tokenizer) or []
     opening = begin[0] if len(begin) == 1 else None
-    return ReasoningCount(True, opening, filters=bool(serving.enable_strict_thinking))
+    return ReasoningCount(tuple(end), opening, filters=bool(serving.enable_strict_thinking))
 
 
 def finished(

@@ -28,6 +28,10 @@ class _Sampling(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     spaces_between_special_tokens: bool | UnsetType = UNSET
     stop: str | list[str] | UnsetType = UNSET
     no_stop_trim: bool | UnsetType = UNSET
+    json_schema: str | UnsetType = UNSET
+    regex: str | UnsetType = UNSET
+    ebnf: str | UnsetType = UNSET
+    structural_tag: str | UnsetType = UNSET
 
 
 class GenerateBody(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from sglang_prefill_ext.frontend.token.first_tokens import FirstTokens
 from sglang_prefill_ext.wire.arrays import Int32Array
 from sglang_prefill_ext.wire.checks import wrong
 from sglang_prefill_ext.wire.reads import values_per_read
@@ -82,11 +83,14 @@ class TokenCall:
         return reads * values_per_read(self.num_labels, self.num_best)
 
 
-def token_call_of(request: TokenRequest, stop_tokens: Collection[int]) -> TokenCall:
+def token_call_of(
+    request: TokenRequest, stop_tokens: Collection[int], first: FirstTokens | None = None
+) -> TokenCall:
     """Read an eligible request.
 
     Args:
         stop_tokens: tokens that would end the generation, without those that the model lacks.
+        first: tokens that its grammar allows; None if it has none.
     """
     wants = bool(request.return_logprob)
     start = request.logprob_start_len if wants else -1
@@ -98,12 +102,14 @@ def token_call_of(request: TokenRequest, stop_tokens: Collection[int]) -> TokenC
         num_top=request.top_logprobs_num if wants else 0,
         token_ids=None if ids is None else tuple(ids),
         generates=bool(request.sampling_params.max_new_tokens),
-        sampling=_sampling_of(request.sampling_params, stop_tokens),
+        sampling=_sampling_of(request.sampling_params, stop_tokens, first),
         adapter=request.lora_id or "",
     )
 
 
-def _sampling_of(params: Any, stop_tokens: Collection[int]) -> Sampling | None:
+def _sampling_of(
+    params: Any, stop_tokens: Collection[int], first: FirstTokens | None
+) -> Sampling | None:
     """Read SGLang's parameters, which it has filled in and checked.
 
     Penalties of frequency, presence and repetition look at the tokens generated so far, so they do
@@ -113,15 +119,17 @@ def _sampling_of(params: Any, stop_tokens: Collection[int]) -> Sampling | None:
     if params.min_new_tokens:
         biases |= dict.fromkeys(stop_tokens, -math.inf)
     draws = params.max_new_tokens and params.top_k != 1
-    if not draws and not biases:
+    if not draws and not biases and first is None:
         return None
+    of_some, of_others = (biases, 0.0) if first is None else first.restrict(biases)
     return Sampling.one(
         temperature=params.temperature,
         top_p=params.top_p,
         min_p=params.min_p,
         top_k=params.top_k if draws else 1,
         seed=_USUAL_SEED if params.sampling_seed is None else params.sampling_seed,
-        biases=biases,
+        biases=of_some,
+        other_bias=of_others,
     )
 
 

@@ -9,6 +9,7 @@ from sglang_prefill_ext.frontend.batch_exchange import BatchExchange, ReadOut
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.packed_path import PackedPath
+from sglang_prefill_ext.frontend.token.first_tokens import FirstTokens
 from sglang_prefill_ext.frontend.token.token_batch import ReadKind, pack_calls
 from sglang_prefill_ext.frontend.token.token_call import TokenCall, TokenRequest, token_call_of
 from sglang_prefill_ext.frontend.worker import Worker
@@ -32,11 +33,16 @@ class TokenFrontend:
             admits=lambda _: False,
         )
 
-    def call_of(self, request: TokenRequest, stop_tokens: Collection[int]) -> TokenCall:
+    def call_of(
+        self,
+        request: TokenRequest,
+        stop_tokens: Collection[int],
+        first: FirstTokens | None = None,
+    ) -> TokenCall:
         """Read a request that asks for nothing that this front end cannot give.
 
         Args:
-            stop_tokens: see `token_call_of`.
+            stop_tokens, first: see `token_call_of`.
 
         Raises:
             StockPathTaken: this process does not serve it.
@@ -44,7 +50,7 @@ class TokenFrontend:
         """
         path = self.path
         path.require_taken()
-        call = token_call_of(request, stop_tokens)
+        call = token_call_of(request, stop_tokens, first)
         if path.watermarks and call.generates:
             raise StockPathTaken(StockReason.WATERMARK)
         path.exchange.require_fitting(len(call.ids))

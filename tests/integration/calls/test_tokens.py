@@ -537,11 +537,12 @@ def events(answer: str) -> list[Any]:
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"sampling_params": GREEDY | {"regex": "a|b"}}, "grammar"),
+        ({"sampling_params": GREEDY | {"regex": "a|b"}, "require_reasoning": True}, "grammar"),
+        ({"sampling_params": NOTHING | {"regex": "a|b"}, "return_logprob": True}, "grammar"),
         ({"sampling_params": GREEDY | {"stop_regex": ["x"]}}, "stop_regex"),
         ({"logprob_start_len": [-1]}, "unusual_input"),
     ],
-    ids=["grammar", "stop regex", "list of starts"],
+    ids=["reasoning", "no token", "stop regex", "list of starts"],
 )
 def test_what_needs_more_than_logits_takes_the_stock_path(
     generator: Serving, fields: Json, reason: str

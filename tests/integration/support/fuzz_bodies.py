@@ -100,6 +100,9 @@ def _overridden_score(draw: st.DrawFn) -> Json:
     }
 
 
+_REGEXES = st.sampled_from(["(yes|no)", "[0-9]+", "a?", "[^a].*"])
+
+
 @st.composite
 def _generate(draw: st.DrawFn) -> Json:
     sampling = {"temperature": 0, "max_new_tokens": draw(st.sampled_from([1, 1, 0]))}
@@ -120,6 +123,8 @@ def _generate(draw: st.DrawFn) -> Json:
                 ),
                 min_new_tokens=st.just(0),
                 repetition_penalty=st.just(1.1),
+                regex=_REGEXES,
+                json_schema=st.just('{"type": "integer"}'),
             )
         )
     prompt = st.fixed_dictionaries({"input_ids": _PROMPTS | _prompt_lists()})
@@ -147,6 +152,7 @@ def _completion(draw: st.DrawFn) -> Json:
             logit_bias=st.dictionaries(_TOKENS.map(str), st.just(2), max_size=2),
             return_token_ids=st.booleans(),
             suffix=st.just("."),
+            regex=_REGEXES,
         )
     )
 
@@ -168,6 +174,8 @@ def _chat(draw: st.DrawFn) -> Json:
             continue_final_message=st.booleans(),
             chat_template_kwargs=st.just({"enable_thinking": False}),
             return_token_ids=st.booleans(),
+            regex=_REGEXES,
+            response_format=st.sampled_from([{"type": "json_object"}, {"type": "text"}]),
         )
     )
 

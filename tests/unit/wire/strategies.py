@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -102,5 +103,6 @@ def sampling_params() -> st.SearchStrategy[Params]:
             "biases": st.dictionaries(
                 st.integers(0, VOCAB - 1), st.floats(-5, 5, width=32), max_size=3
             ),
+            "other_bias": st.sampled_from([0.0, -math.inf]),
         }
     )

@@ -22,6 +22,7 @@ USUAL: Params = {
     "top_k": WHOLE_VOCABULARY,
     "seed": 42,
     "biases": {},
+    "other_bias": 0.0,
 }
 
 
@@ -37,7 +38,7 @@ def unpacked(sampling: Sampling) -> list[Params]:
     for number, draw in enumerate(sampling.draws):
         own = sampling.biases[sampling.rows_of_biases == number].tolist()
         assert draw["num_biases"] == len(own)
-        names = ("temperature", "top_p", "min_p", "top_k", "seed")
+        names = ("temperature", "top_p", "min_p", "top_k", "seed", "other_bias")
         rows.append({name: draw[name].item() for name in names} | {"biases": dict(own)})
     return rows
 

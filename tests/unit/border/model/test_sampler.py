@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sglang.srt.constrained.base_grammar_backend import GrammarMask
 from sglang.srt.environ import Envs
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.layers.sampler import Sampler
@@ -24,6 +25,7 @@ from sglang_prefill_ext.border.model.sampler import SglangSampler, batch_info
 from sglang_prefill_ext.forward.logits import values_by_chunk
 from sglang_prefill_ext.forward.memory import peak_bytes
 from sglang_prefill_ext.forward.readers.labels import DRAW_MEMORY, best_tokens, drawn_tokens
+from sglang_prefill_ext.frontend.token.first_tokens import FirstTokens
 from sglang_prefill_ext.frontend.token.token_call import token_call_of
 from sglang_prefill_ext.wire.sampling import Sampling
 from tests.unit.frontend.token.token_requests import tokenized
@@ -148,6 +150,46 @@ def test_tokens_and_log_probs_are_those_of_a_stock_batch(kind: str, sampler: Sam
     forbidding = [row for row, each in enumerate(params) if each.min_new_tokens]
     assert forbidding
     assert not STOP_TOKENS & {int(best.token[row]) for row in forbidding}
+
+
+@pytest.mark.parametrize("kind", CHOICES)
+@pytest.mark.parametrize("num_allowed", [2, VOCAB - 2])
+def test_a_grammar_forbids_the_tokens_that_it_forbids_in_a_stock_batch(
+    kind: str, num_allowed: int, sampler: Sampler
+) -> None:
+    params = params_of(kind)
+    reads, positions = len(params), torch.arange(len(params))
+    ours = SglangSampler(SimpleNamespace(sampler=sampler))
+    order = torch.rand(reads, VOCAB, generator=torch.Generator().manual_seed(5)).argsort(dim=-1)
+    is_allowed = order < num_allowed
+
+    asked = {"return_logprob": True, "top_logprobs_num": 2}
+    firsts = [FirstTokens.of(each.numpy()) for each in is_allowed]
+    calls = [
+        token_call_of(tokenized([1], **asked | {"sampling_params": each}), STOP_TOKENS, first)
+        for each, first in zip(params, firsts, strict=True)
+    ]
+    sampling = Sampling.joined(call.sampling for call in calls)
+    torch.manual_seed(3)
+    listed: list[list[int]] = [[] for _ in params]
+    if kind == "min p" and sampler.enable_deterministic:
+        with pytest.raises(AssertionError, match="sampling seed"):  # SGLang's refusal
+            ours.draw(random_logits()[:reads], sampling, positions, 2, listed)
+        return
+    _, best = ours.draw(random_logits()[:reads], sampling, positions, 2, listed)
+
+    torch.manual_seed(3)
+    info, output = stock_info(params), LogitsProcessorOutput(random_logits()[:reads])
+    forbids = SimpleNamespace(
+        apply_vocab_mask=lambda logits, vocab_mask: logits.masked_fill_(vocab_mask, -torch.inf)
+    )
+    info.grammar_mask = GrammarMask(forbids, ~is_allowed)
+    info.apply_logits_bias(output.next_token_logits)
+    tokens = sampler(output, info, True, [2] * reads, [None] * reads, positions)
+    assert best.token[:, 0].tolist() == tokens.tolist()
+    assert best.log_prob[:, 0].tolist() == output.next_token_logprobs.tolist()
+    stock = torch.stack(output.next_token_top_logprobs_val)
+    assert best.top_log_probs.tolist() == stock.tolist()
 
 
 @pytest.mark.parametrize("kind", CHOICES)

@@ -26,6 +26,7 @@ from sglang_prefill_ext.frontend.token.token_call import token_call_of
 from sglang_prefill_ext.wire.checks import wrong
 from sglang_prefill_ext.wire.stock_reason import StockReason
 from tests.unit.frontend.links import StubLink, answered_meanwhile, path_of
+from tests.unit.frontend.token.token_requests import NoGrammars
 
 VOCABULARY = 100
 TOKEN = 7
@@ -46,8 +47,8 @@ class Frontend:
         self.path = path_of(StubLink(), vocab_size=VOCABULARY)
         self.declines = False
 
-    def call_of(self, request: Any, stop_tokens: Any) -> Any:
-        return token_call_of(request, stop_tokens)
+    def call_of(self, request: Any, stop_tokens: Any, first: Any) -> Any:
+        return token_call_of(request, stop_tokens, first)
 
     async def read_all(self, calls: list[Any], _options: Any, _request: Any) -> list[ReadOut]:
         if self.declines:
@@ -78,7 +79,9 @@ def manager(**changes: Any) -> SimpleNamespace:
 
 def server_on(manager: SimpleNamespace) -> Any:
     records, reasoning = CallRecords(manager), ReasoningCount()
-    return SimpleNamespace(manager=manager, records=records, texts=None, reasoning=reasoning)
+    return SimpleNamespace(
+        manager=manager, records=records, texts=None, reasoning=reasoning, grammars=NoGrammars()
+    )
 
 
 def answer(
@@ -239,7 +242,7 @@ def test_what_the_packed_path_declines_is_sglangs_and_not_counted_yet() -> None:
 
 def test_what_sglang_is_to_judge_is_counted_only_where_it_does() -> None:
     class Refusing(Frontend):
-        def call_of(self, request: Any, stop_tokens: Any) -> Any:
+        def call_of(self, request: Any, stop_tokens: Any, first: Any) -> Any:
             raise wrong("top_logprobs_num", "too many numbers")
 
     frontend = Refusing()

@@ -33,13 +33,27 @@ def test_decisions_are_told_from_generations(
     assert is_decision(request, request.sampling_params) is expected
 
 
+def reason_of(
+    request: Any,
+    *,
+    has_adapters: bool = True,
+    filters_reasoning: bool = False,
+) -> str | None:
+    return ineligible_token_reason(
+        request,
+        has_adapters=has_adapters,
+        filters_reasoning=filters_reasoning,
+    )
+
+
 @pytest.mark.parametrize(
     ("sampling", "fields", "reason"),
     [
         ({}, {}, None),
         ({"top_k": 5}, {}, None),
         ({"logit_bias": {"1": 2.0}}, {}, None),
-        ({"regex": "a"}, {}, "grammar"),
+        ({"regex": "a"}, {}, None),
+        ({"regex": "a"}, {"require_reasoning": True}, "grammar"),
         ({"stop_strs": ["a"]}, {}, None),
         ({"stop_regex_strs": ["a"]}, {}, "stop_regex"),
         ({"stop_regex_strs": []}, {}, None),
@@ -59,18 +73,27 @@ def test_what_changes_the_answer_is_not_packed(
     sampling: dict[str, Any], fields: dict[str, Any], reason: str | None
 ) -> None:
     request = tokenized([1, 2, 3], sampling=sampling, **fields)
-    found = ineligible_token_reason(request, has_adapters=True, filters_reasoning=False)
+    found = reason_of(request)
     assert found == reason
 
 
 def test_an_adapter_of_a_server_that_has_none_is_left_to_sglang() -> None:
     request = tokenized([1, 2, 3], lora_id="x")
-    found = ineligible_token_reason(request, has_adapters=False, filters_reasoning=False)
-    assert found == "unusual_input"
+    assert reason_of(request, has_adapters=False) == "unusual_input"
 
 
 @pytest.mark.parametrize("filters", [False, True])
 def test_reasoning_is_packed_unless_sglang_filters_its_tokens(filters: bool) -> None:
     request = tokenized([1, 2, 3], require_reasoning=True)
-    found = ineligible_token_reason(request, has_adapters=False, filters_reasoning=filters)
+    found = reason_of(request, filters_reasoning=filters)
     assert found == ("reasoning" if filters else None)
+
+
+GRAMMAR_FIELDS = ("json_schema", "regex", "ebnf", "structural_tag")
+
+
+@pytest.mark.parametrize("field", GRAMMAR_FIELDS)
+@pytest.mark.parametrize("reasons", [False, True])
+def test_a_grammar_is_packed_if_it_holds_from_the_first_token_on(field: str, reasons: bool) -> None:
+    request = tokenized([1, 2, 3], sampling={field: "a"}, require_reasoning=reasons)
+    assert reason_of(request) == ("grammar" if reasons else None)

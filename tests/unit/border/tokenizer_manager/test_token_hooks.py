@@ -16,10 +16,11 @@ from sglang_prefill_ext.border.tokenizer_manager.token_output import ReasoningCo
 from sglang_prefill_ext.errors import PackedForwardError, RequestAbortedError
 from sglang_prefill_ext.frontend.batch_exchange import ReadOut
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
+from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.token.token_call import token_call_of
 from sglang_prefill_ext.wire.stock_reason import StockReason
 from tests.unit.frontend.links import StubLink, path_of
-from tests.unit.frontend.token.token_requests import tokenized
+from tests.unit.frontend.token.token_requests import NoGrammars, tokenized
 
 TOKEN = 7
 SHOWN = {
@@ -85,10 +86,10 @@ class Frontend:
 def begun(manager: Manager, frontend: Frontend, **fields: Any) -> asyncio.Task[None]:
     request = tokenized([5, 6], sampling=SHOWN, **fields)
     state = manager.rid_to_state["r"]
-    served = (manager, frontend, CallContext(None), request, state, ReasoningCount(knows_end=True))
-    work = token_hooks._Work(*served)  # type: ignore[arg-type]
-    call, options = token_call_of(request, set()), None
-    return asyncio.create_task(work.serve(call, options))  # type: ignore[arg-type]
+    reasoning = ReasoningCount(end=(91,))
+    server = SimpleNamespace(manager=manager, reasoning=reasoning, grammars=NoGrammars())
+    work = token_hooks._Work(server, frontend, CallContext(None), request, state)  # type: ignore[arg-type]
+    return asyncio.create_task(work.serve(token_call_of(request, set()), RequestOptions()))
 
 
 def reasons(manager: Manager) -> list[Any]:

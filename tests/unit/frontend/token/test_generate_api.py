@@ -59,6 +59,8 @@ def test_plain_requests_are_read(fields: dict[str, Any]) -> None:
         ONE_TOKEN | {"temperature": 0.1, "top_p": 1 / 3, "min_p": 0.25, "top_k": 2**40},
         ONE_TOKEN | {"sampling_seed": -(2**63), "ignore_eos": False, "no_stop_trim": True},
         ONE_TOKEN | {"skip_special_tokens": True, "spaces_between_special_tokens": False},
+        ONE_TOKEN | {"regex": "a*"},
+        ONE_TOKEN | {"json_schema": "{}", "ebnf": "a", "structural_tag": "[]"},
     ],
     ids=str,
 )
@@ -84,7 +86,8 @@ def test_sampling_parameters_are_told_apart_by_their_key(sampling: dict[str, Any
         {"text": "a", "sampling_params": {"max_new_tokens": "1"}},
         {"text": "a", "sampling_params": {"max_new_tokens": True}},
         {"text": "a", "sampling_params": {**ONE_TOKEN, "n": 2}},
-        {"text": "a", "sampling_params": {**ONE_TOKEN, "regex": "a*"}},
+        {"text": "a", "sampling_params": {**ONE_TOKEN, "regex": ["a*"]}},
+        {"text": "a", "sampling_params": {**ONE_TOKEN, "json_schema": {}}},
         {"text": "a", "sampling_params": {**ONE_TOKEN, "temperature": None}},
         {"text": "a", "sampling_params": [ONE_TOKEN]},
         {"text": None, "sampling_params": ONE_TOKEN},

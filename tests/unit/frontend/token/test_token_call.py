@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
+from sglang_prefill_ext.frontend.token.first_tokens import FirstTokens
 from sglang_prefill_ext.frontend.token.token_call import token_call_of
+from sglang_prefill_ext.wire.arrays import int_array
 from tests.unit.frontend.token.token_requests import tokenized
 
 LOGPROBS: dict[str, Any] = {"return_logprob": True}
@@ -78,3 +80,26 @@ def test_biases_and_forbidden_stop_tokens_change_also_the_most_probable_token(
     assert sorted(call.sampling.biases.tolist()) == [(5, 2.5), *forbidden]
     assert call.sampling.draws["top_k"].tolist() == [1]
     assert call.num_best == 1
+
+
+@pytest.mark.parametrize(
+    "sampling", [{}, {"top_k": 5, "temperature": 0.5}], ids=["greedy", "drawn"]
+)
+def test_a_grammar_forbids_all_tokens_but_some(sampling: dict[str, Any]) -> None:
+    request = tokenized([1], sampling=sampling | {"logit_bias": {"5": 1.0, "6": 2.0}})
+    found = token_call_of(request, (), FirstTokens(int_array([5, 9]), allowed=True)).sampling
+    assert found.biases.tolist() == [(5, 1.0), (9, 0.0)]
+    assert found.draws["other_bias"].tolist() == [-math.inf]
+
+
+def test_a_grammar_forbids_some_tokens() -> None:
+    request = tokenized([1], sampling={"logit_bias": {"5": 1.0, "6": 2.0}})
+    found = token_call_of(request, (), FirstTokens(int_array([5, 9]), allowed=False)).sampling
+    assert sorted(found.biases.tolist()) == [(5, -math.inf), (6, 2.0), (9, -math.inf)]
+    assert found.draws["other_bias"].tolist() == [0.0]
+
+
+def test_a_grammar_does_not_allow_a_forbidden_stop_token() -> None:
+    request = tokenized([1], sampling={"min_new_tokens": 1})
+    found = token_call_of(request, {7}, FirstTokens(int_array([5, 7]), allowed=True)).sampling
+    assert found.biases.tolist() == [(5, 0.0), (7, -math.inf)]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from sglang_prefill_ext.border.grammars import GRAMMARS
 from sglang_prefill_ext.border.tokenizer_manager import request_fields
 from sglang_prefill_ext.wire.arrays import Float32Array
 from sglang_prefill_ext.wire.packed import PackedRows
@@ -26,6 +27,8 @@ _SAMPLING = dict.fromkeys(request_fields._UNPACKED_SAMPLING) | {
     "sampling_seed": None,
     "logit_bias": None,
     "min_new_tokens": 0,
+    **dict.fromkeys(GRAMMARS),
+    "ebnf_full_assistant": False,
 }
 _FIELDS = dict.fromkeys(request_fields._UNPACKED_OF_TOKENS) | dict.fromkeys(
     (*request_fields._UNPACKED_SWITCHES, "require_reasoning"), False
@@ -45,6 +48,13 @@ def tokenized(ids: list[int], *, sampling: dict[str, Any] | None = None, **field
         "sampling_params": SimpleNamespace(**_SAMPLING | (sampling or {})),
     }
     return SimpleNamespace(**_FIELDS | known | fields)
+
+
+class NoGrammars:
+    """Stands in for `Grammars`, for requests that have none."""
+
+    async def first_tokens(self, *_asked: Any) -> None:
+        return None
 
 
 def log_probs(context: list[int]) -> Float32Array:
