@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -90,8 +91,8 @@ def _embedding_body(prompts: list[list[int]], _shared: int) -> dict[str, Any]:
     return {"model": "m", "input": _one_or_all(prompts)}
 
 
-def _token_body(prompts: list[list[int]], _shared: int) -> dict[str, Any]:
-    sampling = {"max_new_tokens": 1, "temperature": 0}
+def _token_body(prompts: list[list[int]], _shared: int, **grammar: Any) -> dict[str, Any]:
+    sampling = {"max_new_tokens": 1, "temperature": 0, **grammar}
     return {"input_ids": _one_or_all(prompts), "sampling_params": sampling, "return_logprob": True}
 
 
@@ -130,9 +131,9 @@ def _logprobs(answer: Any) -> list[float]:
     return [value for meta in _meta(answer) for value, _, _ in meta["input_token_logprobs"][1:]]
 
 
-def _token_kind(length: int) -> Kind:
-    prompts = Prompts(1, 0, length, length)
-    return Kind("/generate", (), prompts, _token_body, _token_logprobs, _token_ids)
+def _token_kind(length: int, **grammar: str) -> Kind:
+    prompts, body = Prompts(1, 0, length, length), partial(_token_body, **grammar)
+    return Kind("/generate", (), prompts, body, _token_logprobs, _token_ids)
 
 
 KINDS: Mapping[str, Kind] = {
@@ -146,6 +147,7 @@ KINDS: Mapping[str, Kind] = {
     ),
     "token": _token_kind(128),
     "token-512": _token_kind(512),
+    "grammar": _token_kind(128, regex="(yes|no)"),
     "logprobs": Kind("/generate", (), Prompts(50, 60, 20, 20), _logprobs_body, _logprobs),
 }
 

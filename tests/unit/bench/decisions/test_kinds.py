@@ -28,6 +28,7 @@ def test_bodies_ask_for_what_the_kind_is_about() -> None:
     one, two = [[7, 8, 9]], [[7, 8, 9], [7, 8, 6]]
     assert KINDS["embedding"].body(one, 0)["input"] == one[0]
     assert KINDS["token"].body(one, 0)["sampling_params"]["max_new_tokens"] == 1
+    assert KINDS["grammar"].body(one, 0)["sampling_params"]["regex"] == "(yes|no)"
     body = KINDS["logprobs"].body(two, 2)
     assert (body["input_ids"], body["logprob_start_len"]) == (two, 1)
     assert KINDS["logprobs"].body(one, 0)["logprob_start_len"] == 0
