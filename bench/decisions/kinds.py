@@ -131,7 +131,7 @@ def _logprobs(answer: Any) -> list[float]:
     return [value for meta in _meta(answer) for value, _, _ in meta["input_token_logprobs"][1:]]
 
 
-def _token_kind(length: int, **grammar: str) -> Kind:
+def _token_kind(length: int, **grammar: Any) -> Kind:
     prompts, body = Prompts(1, 0, length, length), partial(_token_body, **grammar)
     return Kind("/generate", (), prompts, body, _token_logprobs, _token_ids)
 
