@@ -164,7 +164,6 @@ def _texts(
         not link.tokenizer_json  # no tokenizer, or one that threads cannot share
         or manager.mm_processor is not None
         or manager.async_dynamic_batch_tokenizer is not None  # the operator's choice
-        or manager.model_config.is_embedding_gemma  # SGLang ends its texts with a further token
     )
     if unusual:
         return None

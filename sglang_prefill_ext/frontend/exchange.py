@@ -161,7 +161,7 @@ class PackedExchange:
         if prefix_tokens + row_tokens > self._link.longest_prompt():
             raise StockPathTaken(StockReason.PROMPT_TOO_LONG)
         if prefix_tokens + row_tokens > self._link.longest_packed:
-            raise StockPathTaken(StockReason.LONG_ROPE)
+            raise StockPathTaken(StockReason.LONG_PROMPT)
         if row_tokens > self._max_row_tokens:
             raise StockPathTaken(StockReason.ROW_OVER_BUDGET)
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from sglang_prefill_ext.modelmaker.families import DENSE, WINDOW
+from sglang_prefill_ext.modelmaker.families import DENSE, SLIDING, WINDOW
 from sglang_prefill_ext.modelmaker.mixtures import MIXTURES
 from sglang_prefill_ext.modelmaker.multimodal import MULTIMODAL
 from sglang_prefill_ext.modelmaker.preset import Preset, family, shape_of
@@ -21,6 +21,16 @@ ENCODERS: Mapping[str, Preset] = {
     "bert-classifier": Preset("bert", _BERT, classes=3, encoder=True),
     "xlm-roberta": Preset("xlm-roberta", _XLM_ROBERTA, encoder=True),
     "xlm-roberta-reranker": Preset("xlm-roberta", _XLM_ROBERTA, classes=1, encoder=True),
+    # Transformers halves the window when it reads the configuration.
+    "embedding-gemma": Preset(
+        "gemma3_text",
+        {
+            **shape_of(query_pre_attn_scalar=32, use_bidirectional_attention=True),
+            **SLIDING,
+            "sliding_window": 1024,
+        },
+        bare=True,
+    ),
 }
 
 _QWEN3: Mapping[str, Any] = {

@@ -46,6 +46,14 @@ CPU_PATCHES: tuple[Patch, ...] = (
         diffs="0037",
     ),
     _around(
+        id="P80",
+        target=f"{_SRT}.layers.attention.torch_native_backend.TorchNativeAttnBackend.forward_extend",
+        hook=f"{_HOOKS}.attention:both_ways",
+        why="EmbeddingGemma would see only what comes before a token.",
+        relies_on="layer.attn_type self._run_sdpa_forward_extend",
+        diffs="0052",
+    ),
+    _around(
         id="P66",
         target=f"{_SRT}.layers.attention.linear.gdn_backend.GDNAttnBackend.forward_extend",
         hook=f"{_HOOKS}.attention:carried",

@@ -12,6 +12,7 @@ class StockReason(StrEnum):
     NO_ITEMS = "no_items"
     UNUSUAL_INPUT = "unusual_input"
     PROMPT_TOO_LONG = "prompt_too_long"
+    LONG_PROMPT = "long_prompt"
     LONG_ROPE = "long_rope"
     ROW_OVER_BUDGET = "row_over_budget"
     NOT_FINITE = "not_finite"

@@ -1,4 +1,4 @@
-"""Latent and gated attention, and gated delta rules, on the CPU reference platform.
+"""Bidirectional, latent and gated attention, and gated delta rules, on the CPU reference platform.
 
 SGLang computes gates and rules with Triton; here torch computes them.
 """
@@ -6,15 +6,20 @@ SGLang computes gates and rules with Triton; here torch computes them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 import torch
+from sglang.srt.layers.radix_attention import AttentionType
 from sglang.srt.models.deepseek_common.attention_backend_handler import _dispatch_mla_subtype
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
 from sglang_prefill_ext.border.cpu.recurrent import carried_over_pool
 from sglang_prefill_ext.border.model.recurrent.delta_rule import delta_inputs
+
+_WHOLE_PROMPT = 1 << 30
+"""A window that no prompt fills."""
 
 
 def over_latents(original: Callable[..., Any], attention: Any, batch: Any) -> Any:
@@ -26,6 +31,34 @@ def over_latents(original: Callable[..., Any], attention: Any, batch: Any) -> An
     if attention.current_attention_backend != "torch_native":
         return method
     return _dispatch_mla_subtype(attention, batch)
+
+
+def both_ways(
+    original: Callable[..., Tensor],
+    backend: Any,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layer: Any,
+    *more: Any,
+    **options: Any,
+) -> Tensor:
+    """AROUND `TorchNativeAttnBackend.forward_extend`: some layers of decoders see what follows.
+
+    Torch's backend would mask it, as it does for all layers but encoders'. If the layer has a
+    window, that reaches as far to the right as to the left.
+    """
+    if layer.attn_type == AttentionType.DECODER_BIDIRECTIONAL:
+        layer, backend, window = copy(layer), copy(backend), layer.sliding_window_size
+        layer.sliding_window_size = _WHOLE_PROMPT if window is None or window < 0 else window
+        backend._make_sliding_window_mask = _near
+    return original(backend, q, k, v, layer, *more, **options)
+
+
+def _near(*, q_len: int, kv_len: int, sliding_window_size: int, device: Any) -> Tensor:
+    """Which keys each query sees; bool ``[q_len, kv_len]``."""
+    places = torch.arange(max(q_len, kv_len), device=device)
+    return (places[:q_len, None] - places[None, :kv_len]).abs() <= sliding_window_size
 
 
 def carried(

@@ -12,6 +12,7 @@ from sglang.srt.layers.rotary_embedding.rope_variant import Phi3LongRoPEScaledRo
 
 from sglang_prefill_ext.attention.inputs import HeadShape
 from sglang_prefill_ext.border.model.model_classes import (
+    EMBEDDING_GEMMA,
     ENCODER_ARCHITECTURES,
     RESIDUAL_IN_LAYERS,
     RESIDUAL_ON_BATCH,
@@ -67,10 +68,13 @@ def _adapters_reason(scheduler: Any, manager: Any) -> StockReason | None:
 
 
 def _has_known_pooling(model: Any) -> bool:
-    kind, encodes = type(model.pooler), type(model).__name__ in ENCODER_ARCHITECTURES
+    kind, name = type(model.pooler), type(model).__name__
+    encodes = name in ENCODER_ARCHITECTURES
     if encodes and kind is CrossEncodingPooler:
         return True
     known = PoolingType.CLS if encodes else PoolingType.LAST
+    if name == EMBEDDING_GEMMA:
+        known = PoolingType.MEAN
     # A sparse head is of another class; it returns no dense vectors.
     return kind is Pooler and model.pooler.pooling_type == known
 
@@ -128,13 +132,14 @@ def _has_layers_without_attention(model: Any) -> bool:
 def _attention_reasons(model: Any) -> Iterator[StockReason]:
     """Yield the reasons for which packed forwards cannot compute some layer's attention or rule."""
     layers, encoder = attention_layers(model), type(model).__name__ in ENCODER_ARCHITECTURES
+    both_ways = (AttentionType.ENCODER_ONLY, AttentionType.DECODER_BIDIRECTIONAL)
+    kinds = both_ways if encoder else (AttentionType.DECODER,)
     if not layers:
         yield StockReason.NO_ATTENTION_LAYERS
     for layer in layers:
         if layer.logit_cap and layer.logit_capping_method != "tanh":
             yield StockReason.LOGIT_SOFT_CAP
-        kind = AttentionType.ENCODER_ONLY if encoder else AttentionType.DECODER
-        if layer.is_cross_attention or layer.attn_type != kind:
+        if layer.is_cross_attention or layer.attn_type not in kinds:
             yield StockReason.CROSS_ATTENTION
         if layer.xai_temperature_len > 0:
             yield StockReason.ATTENTION_VARIANT

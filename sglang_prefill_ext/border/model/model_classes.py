@@ -148,15 +148,20 @@ VECTOR_ARCHITECTURES = frozenset(
 """Model classes that make a vector of the last token of every prompt: an embedding, classes, a
 reward."""
 
+EMBEDDING_GEMMA = "EmbeddingGemmaModel"
+"""SGLang's class; in configurations it has the name of a decoder."""
+
 ENCODER_ARCHITECTURES = frozenset(
     {
         "BertForSequenceClassification",
         "BertModel",
+        EMBEDDING_GEMMA,
         "XLMRobertaForSequenceClassification",
         "XLMRobertaModel",
     }
 )
-"""Bidirectional model classes; they make a vector of the first token of every prompt."""
+"""Bidirectional model classes; they make a vector of the first token of every prompt, or of the
+mean of its tokens."""
 
 POOLED_AT_PLACES = frozenset(
     {
@@ -180,8 +185,11 @@ def longest_packed(config: Any) -> int:
     """Return the most tokens of a prompt that packed forwards take of the model of a `ModelConfig`.
 
     With LongRoPE, one longer prompt changes the rotation of all prompts of its batch, in SGLang.
+    A longer prompt of EmbeddingGemma does not fit into the window that some layers have.
     """
     text, context = config.hf_text_config, int(config.context_len)
+    if config.is_embedding_gemma:
+        return int(min(context, text.sliding_window))
     rope = get_rope_config(text)[1] or {}
     if "longrope" not in (rope.get("rope_type"), rope.get("type")):
         return context
@@ -192,13 +200,15 @@ def longest_packed(config: Any) -> int:
 def encoder_traits(config: Any) -> EncoderTraits | None:
     """Return what a front end must know of the model of a `ModelConfig`; None if no encoder."""
     architectures, hf_config = config.hf_config.architectures or [], config.hf_config
+    if config.is_embedding_gemma:
+        architectures = [EMBEDDING_GEMMA]
     if not architectures or not ENCODER_ARCHITECTURES.issuperset(architectures):
         return None
     longest, has_head = hf_config.max_position_embeddings, "ForSequence" in architectures[0]
     if architectures[0].startswith("XLMRoberta"):
         longest -= hf_config.pad_token_id + 1  # positions begin after that of padding
     return EncoderTraits(
-        token_types=hf_config.type_vocab_size,
+        token_types=getattr(hf_config, "type_vocab_size", 1),
         longest_prompt=longest,
         makes_numbers=has_head and hf_config.num_labels == 1,
     )

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.attention.hybrid_linear_attn_backend import HybridLinearAttnBackend
+from sglang.srt.layers.radix_attention import AttentionType
 from sglang.srt.model_executor.forward_batch_info import (
     CaptureHiddenMode,
     ForwardBatch,
@@ -158,7 +159,8 @@ class PackedAttentionBackend(AttentionBackend):  # type: ignore[misc]
             stream.write(stream.residual[read_at])
             forward_batch.adapt(shortened=True)
         window: int | None = layer.sliding_window_size  # tokens before the query's; below 0: all
-        window = None if window is None or window < 0 else window
+        if window is not None and (window < 0 or layer.attn_type != AttentionType.DECODER):
+            window = None  # packed prompts of an encoder are no longer than its window
         # They read the batch: if it kept them, its tensors would wait for the garbage collector.
         latents, forward_batch.latents = forward_batch.latents, None
         inputs = LayerInputs(

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
-from sglang.srt.layers.pooler import CrossEncodingPooler
+from sglang.srt.layers.pooler import CrossEncodingPooler, PoolingType
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.border.model.decoder_model import SglangModel
-from sglang_prefill_ext.border.model.model_classes import ENCODER_ARCHITECTURES, encoder_traits
+from sglang_prefill_ext.border.model.model_classes import (
+    EMBEDDING_GEMMA,
+    ENCODER_ARCHITECTURES,
+    encoder_traits,
+    longest_packed,
+)
 from sglang_prefill_ext.border.model.packed_backend import PackedForwardBatch
 from sglang_prefill_ext.errors import PackedForwardError
 from sglang_prefill_ext.forward.model import Overrides
@@ -86,7 +92,7 @@ class SglangVectorModel(SglangModel):
 
 
 class SglangEncoder(SglangVectorModel):
-    """A bidirectional model: embeddings of the first token, or a cross encoder.
+    """A bidirectional model: embeddings of the first token or of the mean, or a cross encoder.
 
     Rows are whole prompts, which are read at their first tokens.
     """
@@ -97,7 +103,9 @@ class SglangEncoder(SglangVectorModel):
         super().__init__(runner, forward_stream)
         traits = encoder_traits(runner.model_config)
         assert traits is not None, "a model class of `ENCODER_ARCHITECTURES`"
-        self.longest_prompt = traits.longest_prompt
+        self.longest_prompt = min(traits.longest_prompt, longest_packed(runner.model_config))
+        if type(runner.model).__name__ == EMBEDDING_GEMMA:  # which normalises behind its pooler
+            self.unit_length = True
 
     def _run(self, batch: PackedForwardBatch, read_at: Tensor) -> Tensor:
         # See `EncoderTraits.token_types`.
@@ -133,21 +141,33 @@ class SglangEncoder(SglangVectorModel):
         The head of a cross encoder reads token 0 of one prompt after the other. It gets one prompt,
         whose token 0 is all these tokens. The result is one row a token again before the
         activation, which may look across the classes.
+
+        A mean takes the place of each read token, and is not pooled again: SGLang's means are
+        differences of sums over all prompts, which are inexact in half precision.
         """
         pooler = self._model.pooler
         loops = isinstance(pooler, CrossEncodingPooler)
+        averages = not loops and pooler.pooling_type == PoolingType.MEAN
         lens = torch.ones(1, dtype=torch.int64) if loops else torch.ones_like(read_at)
         batch.extend_seq_lens = lens
 
         def choose(_module: object, inputs: Any) -> Any:
-            hidden = inputs[0].index_select(0, read_at)
+            hidden = inputs[0]
+            if averages:
+                return (_means(hidden, batch.positions, read_at), *inputs[1:])
+            hidden = hidden.index_select(0, read_at)
             return (hidden[None] if loops else hidden, *inputs[1:])
+
+        def keep(_module: object, inputs: Any, output: Any) -> Any:
+            return replace(output, embeddings=inputs[0])
 
         def join(_module: object, inputs: Any) -> Any:
             return inputs[0].squeeze(0)
 
         with ExitStack() as hooks:
             hooks.enter_context(pooler.register_forward_pre_hook(choose))
+            if averages:
+                hooks.enter_context(pooler.register_forward_hook(keep))
             if loops:
                 activation = pooler.default_activation_function
                 hooks.enter_context(activation.register_forward_pre_hook(join))
@@ -157,6 +177,20 @@ class SglangEncoder(SglangVectorModel):
         raise PackedForwardError(
             "Embeddings in the place of tokens are not possible with an encoder; leave them out"
         )
+
+
+def _means(hidden: Tensor, positions: Tensor, read_at: Tensor) -> Tensor:
+    """The means over the prompts of the read tokens, ``[reads, hidden]``, added up in float32.
+
+    Args:
+        hidden: ``[T, hidden]``.
+        positions: of each token in its prompt, from 0 on.
+    """
+    prompt = (positions == 0).cumsum(0) - 1
+    sums = torch.zeros_like(hidden, dtype=torch.float32).index_add_(0, prompt, hidden.float())
+    lens = torch.zeros_like(positions).index_add_(0, prompt, torch.ones_like(positions))
+    read = prompt.index_select(0, read_at)
+    return (sums[read] / lens[read, None]).to(hidden.dtype)
 
 
 def _places(token_ids: Tensor, positions: Tensor, padding: int) -> Tensor:

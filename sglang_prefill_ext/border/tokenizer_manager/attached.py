@@ -49,13 +49,11 @@ class AttachableEngine:
         self._server = server
         self._path = server.path
         self._link = link = server.link
-        # SGLang ends texts of EmbeddingGemma with a further token, but takes ids as they are. And a
-        # copy does not know that special tokens in texts are not to be read as such. So a front end
-        # must not encode such texts.
+        # A copy does not know that special tokens in texts are not to be read as such. So a front
+        # end must not encode such texts.
         backend = getattr(manager.tokenizer, "backend_tokenizer", None)
         splits = getattr(backend, "encode_special_tokens", False)
-        engine_only = manager.model_config.is_embedding_gemma or splits
-        self._tokenizer_json = "" if engine_only else link.tokenizer_json
+        self._tokenizer_json = "" if splits else link.tokenizer_json
 
     @cached_property
     def _probes(self) -> dict[str, list[int]]:

@@ -40,8 +40,11 @@ class TokenizerManagerLink:
         self._manager = manager
         self._encoder = encoder_traits(manager.model_config)
         self.longest_packed = longest_packed(manager.model_config)
-        fast = getattr(manager.tokenizer, "is_fast", False)
-        self.tokenizer_json = manager.tokenizer.backend_tokenizer.to_str() if fast else ""
+        # SGLang ends every text of EmbeddingGemma with this token, which the tokenizer leaves out.
+        ends = manager.model_config.is_embedding_gemma and manager.tokenizer is not None
+        self._last_token: int | None = manager.tokenizer.eos_token_id if ends else None
+        copied = getattr(manager.tokenizer, "is_fast", False) and not ends
+        self.tokenizer_json = manager.tokenizer.backend_tokenizer.to_str() if copied else ""
         self.texts = TextEncoder(self._encode_plainly, self.tokenizer_json, config, metrics)
         self.encode, self.encode_joined = self.texts.encode, self.texts.encode_joined
         self.exchange = PackedExchange(self, max_row_tokens=config.max_forward_tokens)
@@ -102,7 +105,8 @@ class TokenizerManagerLink:
             list(texts), return_attention_mask=False, return_token_type_ids=False, **kind
         )
         ids: list[list[int]] = encoded["input_ids"]
-        return ids
+        last = [] if self._last_token is None else [self._last_token]
+        return [each if each[-1:] == last else each + last for each in ids] if last else ids
 
     def _encode_typed(self, pairs: Sequence[Any]) -> list[list[int]]:
         """Encode pairs as SGLang does for a cross encoder, see `EncoderTraits.token_types`.

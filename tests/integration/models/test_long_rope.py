@@ -43,7 +43,7 @@ def test_longer_prompts_are_left_to_sglang(client: Client, path: str) -> None:
     with client.counting() as moved:
         found = client.post(path, LONGER[path])
     assert found.status_code == 200
-    assert moved["frontend.fallbacks.long_rope"] == 1
+    assert moved["frontend.fallbacks.long_prompt"] == 1
     client.flush()
     assert_same(found.json(), client.post(path, LONGER[path], stock=True).json())
 

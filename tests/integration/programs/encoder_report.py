@@ -55,7 +55,7 @@ def encoder_report(runner: Any, directory: str, packed: Callable[..., Any]) -> d
         for shape, prompts in zip(SHAPES, work, strict=True)
     ]
     flat = [prompt for prompts in work for prompt in prompts]
-    reference = _reference(directory, has_head=config.architectures[0].endswith("Classification"))
+    reference = _reference(directory, config)
     found: dict[str, Any] = {
         name: [value for each in rows for value in packed(model, each, budget)["values"]]
         for name, budget in BUDGETS.items()
@@ -86,7 +86,7 @@ def _prompts(shape: tuple[int, tuple[int, ...]], config: Any) -> list[Prompt]:
 
     prefix, prompts = tokens(shape[0]), []
     for number, length in enumerate(shape[1]):
-        second = length if config.type_vocab_size > 1 and number % 2 else 0
+        second = length if _has_types(config) and number % 2 else 0
         first = shape[0] + length - second
         prompts.append((prefix + tokens(length), [0] * first + [1] * second))
     return prompts
@@ -127,16 +127,23 @@ def _refused(model: SglangEncoder, rows: PackedRows) -> str:
     return ""
 
 
-def _reference(directory: str, *, has_head: bool) -> Callable[[Prompt], list[float]]:
+def _has_types(config: Any) -> bool:
+    return getattr(config, "type_vocab_size", 1) > 1
+
+
+def _reference(directory: str, config: Any) -> Callable[[Prompt], list[float]]:
+    has_head = config.architectures[0].endswith("Classification")
+    averages = config.model_type == "gemma3_text"
     kind = AutoModelForSequenceClassification if has_head else AutoModel
     model = kind.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
 
     def vector(prompt: Prompt) -> list[float]:
         ids, types = (torch.tensor([part]) for part in prompt)
-        output = model(input_ids=ids, token_type_ids=types)
+        output = model(input_ids=ids, **{"token_type_ids": types} if _has_types(config) else {})
         if has_head:
             return output.logits[0].tolist()  # type: ignore[no-any-return]
-        state = output.last_hidden_state[0, 0]
+        states = output.last_hidden_state[0]
+        state = states.mean(dim=0) if averages else states[0]
         return (state / state.norm()).tolist()  # type: ignore[no-any-return]
 
     return vector

@@ -35,5 +35,5 @@ def test_only_these_presets_have_a_window() -> None:
         *("gemma4", "gemma4-moe", "gemma4-e"),
         *("cohere2", "exaone4", "granite-swa", "granite-moe-swa"),
         *("cohere2-moe", "cohere2-vision", "mellum", "laguna", "exaone-moe", "afmoe"),
-        *("mimo-v2", "step3p7", "ministral"),
+        *("mimo-v2", "step3p7", "ministral", "embedding-gemma"),
     }

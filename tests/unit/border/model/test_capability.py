@@ -27,9 +27,8 @@ from sglang_prefill_ext.wire.stock_reason import StockReason
 
 def plain_config(context_len: int = 1, *, use_ngram_embedding: bool = False) -> Any:
     text = SimpleNamespace()
-    return SimpleNamespace(
-        context_len=context_len, hf_text_config=text, use_ngram_embedding=use_ngram_embedding
-    )
+    about = {"use_ngram_embedding": use_ngram_embedding, "is_embedding_gemma": False}
+    return SimpleNamespace(context_len=context_len, hf_text_config=text, **about)
 
 
 def declined(about: dict[str, bool] | None = None, **runner: Any) -> StockReason | None:
@@ -146,7 +145,17 @@ def test_layers_of_transformers_that_do_not_attend_are_declined(
 def test_prompts_are_packed_up_to_where_they_change_the_rotation_of_others(
     config: dict[str, Any], longest: int
 ) -> None:
-    model = SimpleNamespace(context_len=9000, hf_text_config=SimpleNamespace(**config))
+    text = SimpleNamespace(**config)
+    model = SimpleNamespace(context_len=9000, hf_text_config=text, is_embedding_gemma=False)
+    assert longest_packed(model) == longest
+
+
+@pytest.mark.parametrize(("context", "longest"), [(2048, 257), (200, 200)])
+def test_prompts_of_embedding_gemma_are_packed_up_to_its_windows(
+    context: int, longest: int
+) -> None:
+    text = SimpleNamespace(sliding_window=257)
+    model = SimpleNamespace(context_len=context, hf_text_config=text, is_embedding_gemma=True)
     assert longest_packed(model) == longest
 
 
@@ -206,7 +215,7 @@ def config(architecture: str, labels: int = 2) -> Any:
         type_vocab_size=1 if is_roberta else 2,
         num_labels=labels,
     )
-    return SimpleNamespace(hf_config=hf_config)
+    return SimpleNamespace(hf_config=hf_config, is_embedding_gemma=False)
 
 
 @pytest.mark.parametrize(
@@ -221,6 +230,12 @@ def config(architecture: str, labels: int = 2) -> Any:
 )
 def test_traits_of_encoders(architecture: str, labels: int, traits: tuple[int, int, bool]) -> None:
     assert encoder_traits(config(architecture, labels)) == EncoderTraits(*traits)
+
+
+def test_embedding_gemma_is_an_encoder_with_the_name_of_a_decoder() -> None:
+    text = {"architectures": ["Gemma3TextModel"], "max_position_embeddings": 2048, "num_labels": 2}
+    model = SimpleNamespace(hf_config=SimpleNamespace(**text), is_embedding_gemma=True)
+    assert encoder_traits(model) == EncoderTraits(1, 2048, makes_numbers=False)
 
 
 def test_decoders_have_none() -> None:

@@ -33,7 +33,6 @@ def test_front_ends_encode_no_text_that_their_copy_of_the_tokenizer_encodes_othe
         hidden_size=4,
         dtype=torch.bfloat16,
         hf_config=SimpleNamespace(),
-        is_embedding_gemma=gemma,
     )
     manager = SimpleNamespace(
         model_config=model,
@@ -42,7 +41,7 @@ def test_front_ends_encode_no_text_that_their_copy_of_the_tokenizer_encodes_othe
         tokenizer=SimpleNamespace(backend_tokenizer=SimpleNamespace(encode_special_tokens=splits)),
     )
     link: Any = SimpleNamespace(
-        tokenizer_json="{}",
+        tokenizer_json="" if gemma else "{}",
         longest_prompt=lambda: 5,
         longest_packed=5,
         encode=lambda texts: [[1]] * len(texts),

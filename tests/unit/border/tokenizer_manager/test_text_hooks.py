@@ -31,7 +31,10 @@ ANY_TEXT = st.text() | st.sampled_from(AWKWARD) | st.sampled_from(sample_texts.U
 
 
 def model_config(*, is_embedding_gemma: bool = False) -> SimpleNamespace:
-    decoder = SimpleNamespace(architectures=["LlamaForCausalLM"])
+    decoder = SimpleNamespace(
+        **{"architectures": ["LlamaForCausalLM"], "sliding_window": 50},
+        **{"max_position_embeddings": 100, "num_labels": 2},
+    )
     about: dict[str, Any] = {"is_embedding_gemma": is_embedding_gemma, "context_len": 100}
     return SimpleNamespace(hf_config=decoder, hf_text_config=decoder, **about)
 

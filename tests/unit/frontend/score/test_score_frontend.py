@@ -542,7 +542,7 @@ async def test_calls_that_would_change_the_rotation_of_others_take_the_stock_pat
     setup: Setup,
 ) -> None:
     setup.link.longest_packed = 4
-    for item, reason in (([3, 3, 3, 3], "long_rope"), ([3] * 100_000, "prompt_too_long")):
+    for item, reason in (([3, 3, 3, 3], "long_prompt"), ([3] * 100_000, "prompt_too_long")):
         with pytest.raises(StockPathTaken, match=reason):
             await setup.score(ScoreCall([1], [[2], item], [7]))
     assert setup.link.sent == []
