@@ -139,7 +139,7 @@ def test_a_changed_sglang_is_refused_and_left_alone(probe: dict[str, Any]) -> No
 def test_doctor_tells_what_a_merged_diff_makes_superfluous(probe: dict[str, Any]) -> None:
     merged = probe["merged"]
     assert merged["text"]["status"] == merged["json"]["status"] == 0
-    assert "patch: 51 ok, 2 merged" in merged["text"]["output"]
+    assert "patch: 52 ok, 2 merged" in merged["text"]["output"]
     for line in (
         "Scheduler.init_request_dispatcher: what is merged differs",
         "    found:    merged: 0030, by "
