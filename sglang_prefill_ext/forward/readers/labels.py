@@ -99,7 +99,7 @@ class LabelReader:
         head = self._model.product_head()
         if head is not None and self._kernels and head.weight.dtype == hidden.dtype:
             return _read_with_kernel(hidden, head, reads, normalised=kind.normalised)
-        if head is not None and head.is_plain and not kind.normalised and len(reads.label_ids):
+        if head is not None and head.is_plain and not kind.normalised:
             labels, places = np.unique(reads.label_ids, return_inverse=True)
             (columns,) = upload([labels], hidden.device)
             reads = replace(reads, label_ids=places.astype(np.int32))
@@ -156,7 +156,7 @@ def _read_with_kernel(hidden: Tensor, head: ProductHead, reads: Reads, normalise
         scale=head.scale,
         softcap=head.soft_cap,
     )
-    if head.gather is not None and len(reads.label_ids):
+    if head.gather is not None:
         logits, lse = _joined(logits, lse, head.gather)
     return logits if lse is None else logits - lse[row]
 
