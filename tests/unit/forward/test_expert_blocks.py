@@ -45,13 +45,15 @@ def blocks_of(
     times: Any = None,
     *,
     here: bool = False,
+    learns: bool = True,
     **more: Any,
 ) -> tuple[ExpertBlocks, LateCounts]:
-    """`here`: counts arrive at once."""
+    """`here`: counts arrive at once. `learns`: routing is counted."""
     counts = LateCounts(layers, EXPERTS, torch.device("cpu"))
     counts.here = here
     blocks = ExpertBlocks(layers, EXPERTS, TABLE, policy, times or {}, counts, **more)
-    blocks.learning = True
+    if learns:
+        ExpertUse(groups=[blocks]).learn()
     return blocks, counts
 
 
@@ -118,8 +120,7 @@ def test_a_forward_that_keeps_sglangs_choice_is_not_announced() -> None:
 
 
 def test_before_anybody_has_asked_nothing_is_learnt() -> None:
-    blocks, counts = blocks_of(1)
-    blocks.learning, counts.here = False, True
+    blocks, counts = blocks_of(1, here=True, learns=False)
     for _ in range(LOOK_EVERY):
         assert forward(blocks, ONE) == [SMALL]
     assert counts.looks == 0

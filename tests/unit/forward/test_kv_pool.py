@@ -32,6 +32,7 @@ def test_one_prefix_at_a_time_and_none_longer_than_its_share() -> None:
     assert len(first.slots) == 30
     assert not second.reserve(whole=True)
     second.rollback()
+    assert not slots.begin_private(5).reserve(whole=True), "the first one still has the memory"
     first.commit()
     assert slots.begin_private(5).reserve(whole=True)
 
