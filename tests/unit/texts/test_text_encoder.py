@@ -175,6 +175,23 @@ def test_an_encoder_that_differed_while_libraries_were_judged_stays_given_up(
     assert found.encoder is None
 
 
+def test_a_difference_stays_the_reason_if_judging_libraries_fails_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = json_of("llama3")
+    copy = TokenizerCopy(source)
+    found = Ways(copy.encode, source, FrontendMetrics(), copy)
+
+    def failing(*_: object) -> None:
+        found.distrust_encoder(copy)
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(ways, "Choice", failing)
+    found.find(PLAIN, Path())
+    reason = "huggingface differed while serving"
+    assert (found.why_plain, found.why_no_splice) == (reason, reason)
+
+
 def test_nothing_is_spliced_by_an_encoder_that_differed_while_the_splice_was_checked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
