@@ -34,9 +34,9 @@ class VectorReader:
             float32 ``[plan.reads.num_values]``, row by row, on the device of `vectors`.
         """
         lens = plan.reads.lens
-        widest = int(lens.max()) if len(lens) else self._width
+        widest = int(lens.max(initial=self._width))
         assert widest <= vectors.shape[1], "wider than the model's vectors"
-        vectors = vectors[:, : max(widest, self._width)].float()
+        vectors = vectors[:, :widest].float()
         if (lens == vectors.shape[1]).all():
             return vectors.flatten()
         (wanted,) = upload([lens.astype(np.int64)], vectors.device)
