@@ -292,6 +292,16 @@ def test_splicing_can_be_turned_off() -> None:
     assert metrics.totals["encoding_failures"] == 0
 
 
+TEXT, OTHER_TEXT = ({"Sequence": {"id": each, "type_id": 0}} for each in "AB")
+TWICE = {
+    "type": "TemplateProcessing",
+    "single": [TEXT, TEXT],
+    "pair": [TEXT, OTHER_TEXT],
+    "special_tokens": {},
+}
+"""A post-processor that repeats a single text."""
+
+
 def changed(kind: str, **parts: object) -> str:
     return json.dumps(json.loads(json_of(kind)) | parts)
 
@@ -304,6 +314,10 @@ def changed(kind: str, **parts: object) -> str:
         (
             changed("llama3", normalizer={"type": "NFD"}),
             {"why_plain": "a copy of the tokenizer differs from it"},
+        ),
+        (
+            changed("llama3", post_processor=TWICE),
+            {"why_plain": "post-processor TemplateProcessing"},
         ),
     ],
 )
