@@ -120,6 +120,21 @@ def test_chunks_of_more_rows_than_are_run_are_counted_whole(
     assert memory == MemoryModel(1250 * counted, 0, 1250)
 
 
+@pytest.mark.parametrize("drawing_takes_more", [False, True])
+def test_the_larger_one_of_two_read_outs_is_counted(
+    monkeypatch: pytest.MonkeyPatch, drawing_takes_more: bool
+) -> None:
+    def peak(_device: object, work: Any) -> int:
+        draws = work.args[1].reads.sampling is not None
+        best = any(kind.num_best for kind, _ in work.args[1].reads.by_kind())
+        return 2000 if best and draws == drawing_takes_more else 1000
+
+    monkeypatch.setattr(memory_samples, "peak_bytes", peak)
+    executor = PackedExecutor(TinyModel(), readout_bytes=READOUT_BYTES)
+    monkeypatch.setattr(executor, "launch", IdleExecutor().launch)
+    assert measured_memory(executor, 2048, 2048) == MemoryModel(2500, 0, 0)
+
+
 def measured_layouts(model: TinyModel, tokens: int) -> list[ForwardLayout]:
     """Layouts of the forwards that are run to measure forwards up to this number of tokens."""
     layouts = []
