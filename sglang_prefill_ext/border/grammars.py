@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,6 +22,7 @@ from sglang.srt.constrained.base_grammar_backend import (
 )
 from sglang.srt.runtime_context import get_exec
 
+from sglang_prefill_ext.frontend.client_wait import while_connected, within
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.token.first_tokens import FirstTokens
 from sglang_prefill_ext.frontend.worker import Worker
@@ -54,6 +55,9 @@ _LONGEST = 1 << 16
 _MOST_COMPILE_S = 10.0
 """A grammar that takes longer is left to SGLang's scheduler, so that others go on."""
 
+_THREADS = 4
+"""Grammars that are compiled at a time, so that few slow ones do not keep others waiting."""
+
 
 class Grammars:
     """The grammars of one front-end process. The first one takes longer: it reads the vocabulary.
@@ -69,8 +73,9 @@ class Grammars:
         self._are_readable = has_bitmasks and manager.tokenizer is not None
         self._backend: BaseGrammarBackend | None = None
         self._known: dict[_Key, FirstTokens | None] = {}
-        self._turn = asyncio.Lock()
-        self._worker = Worker("prefill-only-grammars")
+        self._learning: dict[_Key, _Learning] = {}
+        self._making = threading.Lock()
+        self._worker = Worker("prefill-only-grammars", threads=_THREADS)
 
     async def first_tokens(
         self, sampling: Any, ids: Sequence[int], client: Any, deadline_ms: float | None
@@ -80,12 +85,13 @@ class Grammars:
         Args:
             sampling: SGLang's parameters of the request.
             ids: its prompt.
-            client, deadline_ms: see `Worker.run`.
+            client, deadline_ms: see `while_connected` and `within`.
 
         Raises:
             StockPathTaken: SGLang refuses the grammar or needs long for it; it is too long, or
                 allows too many; or no token is generated.
-            PrefillExtError: see `Worker.run`.
+            ServerBusyError: too many grammars wait already.
+            RequestAbortedError, DeadlineExceededError: the client left, or the deadline passed.
         """
         grammar = grammar_of(sampling)
         if grammar is None:
@@ -94,10 +100,8 @@ class Grammars:
         if not sampling.max_new_tokens or len(grammar[1]) > _LONGEST:
             raise StockPathTaken(StockReason.GRAMMAR)
         if self._are_readable and self._key(grammar, ids) not in self._known:
-            async with self._turn:  # calls with the same grammar wait for the first of them
-                if self._key(grammar, ids) not in self._known:
-                    learn = partial(self._learn, grammar, ids)
-                    await self._worker.run(learn, request=client, deadline_ms=deadline_ms)
+            async with within(deadline_ms, "before its grammar was read"), while_connected(client):
+                await self._learnt(grammar, ids)
         key = self._key(grammar, ids)
         first = None if key is None else self._known.get(key)
         if first is None:
@@ -113,14 +117,37 @@ class Grammars:
         )
         return key
 
-    def _learn(self, grammar: _Key, ids: Sequence[int]) -> None:
-        """Called in the thread, once at a time."""
-        if self._backend is None:
-            manager, model = self._manager, self._manager.model_config
-            self._backend = create_grammar_backend(
-                *(manager.server_args, manager.tokenizer, model.vocab_size, model.hf_eos_token_id),
-                think_end_ids=self._reasoning_end,
-            )
+    async def _learnt(self, grammar: _Key, ids: Sequence[int]) -> None:
+        """Wait until the grammar is known. Calls with the same grammar wait together.
+
+        If all of them leave before a thread has begun to read it, it is dropped.
+        """
+        learning = self._learning.get(grammar) or self._begin(grammar, ids)
+        learning.waiting += 1
+        try:
+            await asyncio.shield(learning.task)
+        finally:
+            learning.waiting -= 1
+            if not learning.waiting and not learning.has_begun:
+                self._end(grammar, learning)
+                learning.task.cancel()
+
+    def _begin(self, grammar: _Key, ids: Sequence[int]) -> _Learning:
+        learning = self._learning[grammar] = _Learning()
+        run = self._worker.run(self._learn, learning, grammar, ids)
+        learning.task = asyncio.ensure_future(run)
+        learning.task.add_done_callback(lambda _: self._end(grammar, learning))
+        return learning
+
+    def _end(self, grammar: _Key, learning: _Learning) -> None:
+        if self._learning.get(grammar) is learning:
+            del self._learning[grammar]
+
+    def _learn(self, learning: _Learning, grammar: _Key, ids: Sequence[int]) -> None:
+        """Called in one of the threads."""
+        learning.has_begun = True
+        with self._making:
+            self._backend = self._backend or self._made_backend()
         backend, key, first = self._backend, self._key(grammar, ids), None
         if backend is None or key is None:  # SGLang cannot read the tokenizer
             return
@@ -131,6 +158,13 @@ class Grammars:
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
         self._known[key] = first
+
+    def _made_backend(self) -> BaseGrammarBackend | None:
+        manager, model = self._manager, self._manager.model_config
+        return create_grammar_backend(
+            *(manager.server_args, manager.tokenizer, model.vocab_size, model.hf_eos_token_id),
+            think_end_ids=self._reasoning_end,
+        )
 
     def _read(self, backend: BaseGrammarBackend, key: _Key) -> FirstTokens | None:
         future, _ = backend.get_cached_or_future_value(key, False)
@@ -145,6 +179,22 @@ class Grammars:
         grammar.fill_vocab_mask(mask, 0)
         bits = np.unpackbits(mask[0].numpy().view(np.uint8), bitorder="little")
         return FirstTokens.of(bits[:size].astype(bool))
+
+
+class _Learning:
+    """A grammar that is being read.
+
+    Attributes:
+        task: ends when it is known.
+        waiting: calls that wait for it.
+        has_begun: a thread reads it.
+    """
+
+    task: asyncio.Future[None]
+
+    def __init__(self) -> None:
+        self.waiting = 0
+        self.has_begun = False
 
 
 def grammar_of(sampling: Any) -> _Key | None:

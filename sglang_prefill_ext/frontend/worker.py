@@ -30,10 +30,10 @@ def is_large(tokens: int) -> bool:
 
 
 class Worker:
-    """One thread, which runs one function after the other."""
+    """One thread, or a few, which run one function after the other."""
 
-    def __init__(self, name: str, *, most_waiting: int = MOST_WAITING) -> None:
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+    def __init__(self, name: str, *, threads: int = 1, most_waiting: int = MOST_WAITING) -> None:
+        self._pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix=name)
         self._most_waiting = most_waiting
         self._waiting = 0
         self._mean_s = 0.0

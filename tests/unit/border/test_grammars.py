@@ -15,11 +15,13 @@ from sglang.srt.runtime_context import get_context
 
 from sglang_prefill_ext.border import grammars
 from sglang_prefill_ext.border.grammars import Grammars, grammar_of
-from sglang_prefill_ext.errors import DeadlineExceededError
+from sglang_prefill_ext.errors import DeadlineExceededError, RequestAbortedError
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.token import first_tokens
 from sglang_prefill_ext.frontend.token.first_tokens import FirstTokens
+from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.modelmaker.tokenizer import train_tokenizer
+from tests.unit.frontend.links import StubRequest
 from tests.unit.frontend.token.token_requests import tokenized
 
 TOKENS, PADDED = 900, 950  # no multiple of 32, the bits of a mask's number
@@ -168,6 +170,90 @@ async def test_a_known_grammar_does_not_wait_for_another(
     assert not slow.done()
     goes_on.set()
     await slow
+
+
+def hold(known: Grammars, monkeypatch: pytest.MonkeyPatch, text: str) -> threading.Event:
+    """Let the grammars whose text begins so wait for the event."""
+    goes_on, read = threading.Event(), known._read
+    monkeypatch.setattr(
+        known,
+        "_read",
+        lambda backend, key: (key[1].startswith(text) and goes_on.wait(30), read(backend, key))[1],
+    )
+    return goes_on
+
+
+async def test_a_slow_grammar_keeps_no_other_waiting(
+    known: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = hold(known, monkeypatch, "slow")
+    slow = asyncio.create_task(first(known, regex="slow"))
+    await asyncio.sleep(0.01)
+    assert (await first(known, regex="b")).allowed
+    assert not slow.done()
+    goes_on.set()
+    await slow
+
+
+async def test_a_deadline_may_pass_while_a_grammar_is_read_for_another_call(
+    known: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = hold(known, monkeypatch, "slow")
+    slow = asyncio.create_task(first(known, regex="slow"))
+    await asyncio.sleep(0.01)
+    for _ in range(2):
+        with pytest.raises(DeadlineExceededError):
+            await first(known, deadline_ms=1e3 * (time.time() + 0.01), regex="slow")
+    assert not slow.done()
+    goes_on.set()
+    await slow
+
+
+async def test_a_client_may_leave_while_a_grammar_is_read_for_another_call(
+    known: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = hold(known, monkeypatch, "slow")
+    slow = asyncio.create_task(first(known, regex="slow"))
+    await asyncio.sleep(0.01)
+    sampling = tokenized([1], sampling={"regex": "slow"}).sampling_params
+    with pytest.raises(RequestAbortedError):
+        await known.first_tokens(sampling, [1], StubRequest(patience=0), None)
+    assert not slow.done()
+    goes_on.set()
+    await slow
+
+
+async def test_a_grammar_that_nobody_waits_for_is_dropped_unless_it_is_being_read(
+    known: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known._worker = Worker("test", threads=1)
+    goes_on, read = hold(known, monkeypatch, "slow"), list[Any]()
+    held = known._read
+    monkeypatch.setattr(
+        known, "_read", lambda backend, key: (read.append(key[1]), held(backend, key))[1]
+    )
+    for regex in ("slow", "dropped"):
+        with pytest.raises(DeadlineExceededError):
+            await first(known, deadline_ms=1e3 * (time.time() + 0.3), regex=regex)
+    waiting = [asyncio.create_task(first(known, regex=each)) for each in ("slow", "b")]
+    await asyncio.sleep(0.01)
+    goes_on.set()
+    await asyncio.gather(*waiting)
+    assert read == ["slow", "b"]
+    assert not known._learning
+
+
+async def test_a_grammar_that_was_dropped_can_be_asked_for_again_at_once(known: Grammars) -> None:
+    known._worker = Worker("test", threads=1)
+    goes_on = threading.Event()
+    holding = asyncio.create_task(known._worker.run(goes_on.wait, 30))
+    await asyncio.sleep(0.01)
+    leaving = asyncio.create_task(first(known, regex="a"))
+    await asyncio.sleep(0.01)
+    leaving.cancel()
+    goes_on.set()
+    assert (await first(known, regex="a")).allowed
+    await holding
 
 
 async def test_a_slow_grammar_is_left_to_sglang(
