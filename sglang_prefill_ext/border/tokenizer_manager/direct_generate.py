@@ -40,6 +40,9 @@ from sglang_prefill_ext.frontend.token.token_frontend import TokenFrontend
 from sglang_prefill_ext.wire.checks import check_prompt
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
+_LONGEST_KEPT = 1 << 16
+"""Bytes of sampling parameters; longer ones, such as stop strings of megabytes, are not kept."""
+
 
 class _Ended(NamedTuple):
     """A prompt that was read, why it ends, and the text that its token adds."""
@@ -120,7 +123,9 @@ class DirectGenerate:
         num_top, top_k = body.top_logprobs_num or 0, body.sampling_params.top_k or 0
         try:
             check_numbers(self._vocab_size, top_logprobs_num=num_top, top_k=top_k)
-            return self._checked_sampling(body.sampling_key)
+            key = body.sampling_key
+            is_kept = len(key) <= _LONGEST_KEPT
+            return self._checked_sampling(key) if is_kept else self._check_sampling(key)
         except ValueError as error:
             raise StockPathTaken(StockReason.UNUSUAL_INPUT) from error
 

@@ -130,6 +130,19 @@ async def test_a_large_answer_leaves_the_event_loop_to_others(
     assert [each["output_ids"] for each in found] == [[TOKEN], [TOKEN]]
 
 
+@pytest.mark.parametrize(("characters", "times"), [(8, 1), (70_000, 2)])
+async def test_only_short_sampling_parameters_are_kept(characters: int, times: int) -> None:
+    checked = list[Any]()
+    asked = manager(sampling_params_class=lambda **of: checked.append(of) or SamplingParams(**of))
+    direct = DirectGenerate(server_on(asked), Frontend())  # type: ignore[arg-type]
+    sampling = PLAIN["sampling_params"] | {"regex": "a" * characters}  # type: ignore[operator]
+    body = read_request(json.dumps(PLAIN | {"sampling_params": sampling}).encode())
+    assert body is not None
+    answers = [await direct.answer(body, CallContext(None)) for _ in range(2)]
+    assert all(each is not None for each in answers)
+    assert len(checked) == times
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_an_adapter_is_held_until_its_prompts_are_read(*, fails: bool) -> None:
     held, seen = [], []
