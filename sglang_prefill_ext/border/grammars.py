@@ -73,7 +73,7 @@ class Grammars:
         self._are_readable = has_bitmasks and manager.tokenizer is not None
         self._backend: BaseGrammarBackend | None = None
         self._known: dict[_Key, FirstTokens | None] = {}
-        self._learning: dict[_Key, _Learning] = {}
+        self._learning: dict[_Key, asyncio.Future[None]] = {}
         self._making = threading.Lock()
         self._worker = Worker("prefill-only-grammars", threads=_THREADS)
 
@@ -118,36 +118,24 @@ class Grammars:
         return key
 
     async def _learnt(self, grammar: _Key, ids: Sequence[int]) -> None:
-        """Wait until the grammar is known. Calls with the same grammar wait together.
+        """Wait until the grammar is known. Calls with the same grammar wait together."""
+        learning = self._learning.get(grammar)
+        if learning is None:
+            work = self._worker.run(self._learn, grammar, ids)
+            learning = self._learning[grammar] = asyncio.ensure_future(work)
+            learning.add_done_callback(lambda _: self._learning.pop(grammar))
+        await asyncio.shield(learning)
 
-        If all of them leave before a thread has begun to read it, it is dropped.
-        """
-        learning = self._learning.get(grammar) or self._begin(grammar, ids)
-        learning.waiting += 1
-        try:
-            await asyncio.shield(learning.task)
-        finally:
-            learning.waiting -= 1
-            if not learning.waiting and not learning.has_begun:
-                self._end(grammar, learning)
-                learning.task.cancel()
-
-    def _begin(self, grammar: _Key, ids: Sequence[int]) -> _Learning:
-        learning = self._learning[grammar] = _Learning()
-        run = self._worker.run(self._learn, learning, grammar, ids)
-        learning.task = asyncio.ensure_future(run)
-        learning.task.add_done_callback(lambda _: self._end(grammar, learning))
-        return learning
-
-    def _end(self, grammar: _Key, learning: _Learning) -> None:
-        if self._learning.get(grammar) is learning:
-            del self._learning[grammar]
-
-    def _learn(self, learning: _Learning, grammar: _Key, ids: Sequence[int]) -> None:
+    def _learn(self, grammar: _Key, ids: Sequence[int]) -> None:
         """Called in one of the threads."""
-        learning.has_begun = True
         with self._making:
-            self._backend = self._backend or self._made_backend()
+            if self._backend is None:
+                manager, model = self._manager, self._manager.model_config
+                self._backend = create_grammar_backend(
+                    *(manager.server_args, manager.tokenizer, model.vocab_size),
+                    model.hf_eos_token_id,
+                    think_end_ids=self._reasoning_end,
+                )
         backend, key, first = self._backend, self._key(grammar, ids), None
         if backend is None or key is None:  # SGLang cannot read the tokenizer
             return
@@ -158,13 +146,6 @@ class Grammars:
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
         self._known[key] = first
-
-    def _made_backend(self) -> BaseGrammarBackend | None:
-        manager, model = self._manager, self._manager.model_config
-        return create_grammar_backend(
-            *(manager.server_args, manager.tokenizer, model.vocab_size, model.hf_eos_token_id),
-            think_end_ids=self._reasoning_end,
-        )
 
     def _read(self, backend: BaseGrammarBackend, key: _Key) -> FirstTokens | None:
         future, _ = backend.get_cached_or_future_value(key, False)
@@ -179,22 +160,6 @@ class Grammars:
         grammar.fill_vocab_mask(mask, 0)
         bits = np.unpackbits(mask[0].numpy().view(np.uint8), bitorder="little")
         return FirstTokens.of(bits[:size].astype(bool))
-
-
-class _Learning:
-    """A grammar that is being read.
-
-    Attributes:
-        task: ends when it is known.
-        waiting: calls that wait for it.
-        has_begun: a thread reads it.
-    """
-
-    task: asyncio.Future[None]
-
-    def __init__(self) -> None:
-        self.waiting = 0
-        self.has_begun = False
 
 
 def grammar_of(sampling: Any) -> _Key | None:

@@ -19,7 +19,6 @@ from sglang_prefill_ext.errors import DeadlineExceededError, RequestAbortedError
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.token import first_tokens
 from sglang_prefill_ext.frontend.token.first_tokens import FirstTokens
-from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.modelmaker.tokenizer import train_tokenizer
 from tests.unit.frontend.links import StubRequest
 from tests.unit.frontend.token.token_requests import tokenized
@@ -223,37 +222,17 @@ async def test_a_client_may_leave_while_a_grammar_is_read_for_another_call(
     await slow
 
 
-async def test_a_grammar_that_nobody_waits_for_is_dropped_unless_it_is_being_read(
+async def test_a_grammar_that_nobody_waits_for_is_known_afterwards(
     known: Grammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known._worker = Worker("test", threads=1)
-    goes_on, read = hold(known, monkeypatch, "slow"), list[Any]()
-    held = known._read
-    monkeypatch.setattr(
-        known, "_read", lambda backend, key: (read.append(key[1]), held(backend, key))[1]
-    )
-    for regex in ("slow", "dropped"):
-        with pytest.raises(DeadlineExceededError):
-            await first(known, deadline_ms=1e3 * (time.time() + 0.3), regex=regex)
-    waiting = [asyncio.create_task(first(known, regex=each)) for each in ("slow", "b")]
-    await asyncio.sleep(0.01)
+    goes_on = hold(known, monkeypatch, "slow")
+    with pytest.raises(DeadlineExceededError):
+        await first(known, deadline_ms=1e3 * (time.time() + 0.01), regex="slow")
+    (learning,) = known._learning.values()
     goes_on.set()
-    await asyncio.gather(*waiting)
-    assert read == ["slow", "b"]
+    await learning
+    assert (await first(known, regex="slow")).allowed
     assert not known._learning
-
-
-async def test_a_grammar_that_was_dropped_can_be_asked_for_again_at_once(known: Grammars) -> None:
-    known._worker = Worker("test", threads=1)
-    goes_on = threading.Event()
-    holding = asyncio.create_task(known._worker.run(goes_on.wait, 30))
-    await asyncio.sleep(0.01)
-    leaving = asyncio.create_task(first(known, regex="a"))
-    await asyncio.sleep(0.01)
-    leaving.cancel()
-    goes_on.set()
-    assert (await first(known, regex="a")).allowed
-    await holding
 
 
 async def test_a_slow_grammar_is_left_to_sglang(
