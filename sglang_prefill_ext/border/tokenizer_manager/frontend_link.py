@@ -98,13 +98,13 @@ class TokenizerManagerLink:
         if self._encoder is not None and not isinstance(texts[0], str):
             return self._encode_typed(texts)
         kind: dict[str, Any] = {"add_special_tokens": False} if continued else {}
+        ids: list[list[int]]
         if not getattr(tokenizer, "is_fast", False):
             pairs = ((text,) if isinstance(text, str) else text for text in texts)
-            return [tokenizer.encode(*pair, **kind) for pair in pairs]
-        encoded = tokenizer(
-            list(texts), return_attention_mask=False, return_token_type_ids=False, **kind
-        )
-        ids: list[list[int]] = encoded["input_ids"]
+            ids = [tokenizer.encode(*pair, **kind) for pair in pairs]
+        else:
+            quiet = {"return_attention_mask": False, "return_token_type_ids": False}
+            ids = tokenizer(list(texts), **quiet, **kind)["input_ids"]
         last = [] if self._last_token is None else [self._last_token]
         return [each if each[-1:] == last else each + last for each in ids] if last else ids
 

@@ -39,6 +39,7 @@ FLAGS: dict[str, tuple[str, ...]] = {
     "granite4": (),
     "falcon-h1": (),  # its head is float32
     "bert-reranker": ("--is-embedding",),
+    "embedding-gemma": STOCK_GRAPHS,
 }
 """By name, which begins with the preset."""
 REPLAYED = {"graph", "too_large", "overrides", "adapter"}

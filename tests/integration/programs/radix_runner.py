@@ -95,7 +95,8 @@ def key_values(tokens: Sequence[int]) -> torch.Tensor:
 
 
 def model_config(**about: Any) -> SimpleNamespace:
-    return SimpleNamespace(context_len=128, hf_text_config=SimpleNamespace(**about))
+    text = SimpleNamespace(**about)
+    return SimpleNamespace(context_len=128, hf_text_config=text, is_embedding_gemma=False)
 
 
 class Memory:
