@@ -190,5 +190,6 @@ def test_prefixes_are_cached(reports: dict[str, Any]) -> None:
         "granite4",
         "falcon-h1",
         "bert-reranker",
+        "embedding-gemma",
     }
     assert shared == set(FLAGS) - alone
