@@ -6,7 +6,8 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -157,75 +158,62 @@ async def test_calls_with_one_grammar_compile_it_once(
     assert all(each is found[0] for each in found)
 
 
-async def test_a_known_grammar_does_not_wait_for_another(
-    known: Grammars, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await first(known, regex="a")
-    goes_on = threading.Event()
-    monkeypatch.setattr(known, "_read", lambda *_asked: goes_on.wait(30))
-    slow = asyncio.create_task(first(known, regex="b"))
-    await asyncio.sleep(0.01)
-    assert (await first(known, regex="a")).allowed
-    assert not slow.done()
-    goes_on.set()
-    await slow
-
-
-def hold(known: Grammars, monkeypatch: pytest.MonkeyPatch, text: str) -> threading.Event:
-    """Let the grammars whose text begins so wait for the event."""
+def hold(known: Grammars, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Let the grammar "slow" wait for the event while it is read."""
     goes_on, read = threading.Event(), known._read
     monkeypatch.setattr(
         known,
         "_read",
-        lambda backend, key: (key[1].startswith(text) and goes_on.wait(30), read(backend, key))[1],
+        lambda backend, key: (key[1] == "slow" and goes_on.wait(30), read(backend, key))[1],
     )
     return goes_on
+
+
+@asynccontextmanager
+async def while_one_is_read(
+    known: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[None]:
+    """Run the body of the `with` statement while a call waits for the grammar "slow"."""
+    goes_on = hold(known, monkeypatch)
+    slow = asyncio.create_task(first(known, regex="slow"))
+    await asyncio.sleep(0.01)
+    yield
+    assert not slow.done()
+    goes_on.set()
+    await slow
 
 
 async def test_a_slow_grammar_keeps_no_other_waiting(
     known: Grammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    goes_on = hold(known, monkeypatch, "slow")
-    slow = asyncio.create_task(first(known, regex="slow"))
-    await asyncio.sleep(0.01)
-    assert (await first(known, regex="b")).allowed
-    assert not slow.done()
-    goes_on.set()
-    await slow
+    await first(known, regex="a")
+    async with while_one_is_read(known, monkeypatch):
+        for regex in ("a", "b"):  # one that is known, and one that is not
+            assert (await first(known, regex=regex)).allowed
 
 
 async def test_a_deadline_may_pass_while_a_grammar_is_read_for_another_call(
     known: Grammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    goes_on = hold(known, monkeypatch, "slow")
-    slow = asyncio.create_task(first(known, regex="slow"))
-    await asyncio.sleep(0.01)
-    for _ in range(2):
-        with pytest.raises(DeadlineExceededError):
-            await first(known, deadline_ms=1e3 * (time.time() + 0.01), regex="slow")
-    assert not slow.done()
-    goes_on.set()
-    await slow
+    async with while_one_is_read(known, monkeypatch):
+        for _ in range(2):
+            with pytest.raises(DeadlineExceededError):
+                await first(known, deadline_ms=1e3 * (time.time() + 0.01), regex="slow")
 
 
 async def test_a_client_may_leave_while_a_grammar_is_read_for_another_call(
     known: Grammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    goes_on = hold(known, monkeypatch, "slow")
-    slow = asyncio.create_task(first(known, regex="slow"))
-    await asyncio.sleep(0.01)
     sampling = tokenized([1], sampling={"regex": "slow"}).sampling_params
-    with pytest.raises(RequestAbortedError):
-        await known.first_tokens(sampling, [1], StubRequest(patience=0), None)
-    assert not slow.done()
-    goes_on.set()
-    await slow
+    async with while_one_is_read(known, monkeypatch):
+        with pytest.raises(RequestAbortedError):
+            await known.first_tokens(sampling, [1], StubRequest(patience=0), None)
 
 
 async def test_a_grammar_that_nobody_waits_for_is_known_afterwards(
     known: Grammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    goes_on = hold(known, monkeypatch, "slow")
+    goes_on = hold(known, monkeypatch)
     with pytest.raises(DeadlineExceededError):
         await first(known, deadline_ms=1e3 * (time.time() + 0.01), regex="slow")
     (learning,) = known._learning.values()
